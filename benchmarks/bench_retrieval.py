@@ -1,0 +1,61 @@
+"""Choosing a retrieval set, and an eviction victim, against the time a chunk takes.
+
+Run: ``pytest benchmarks/bench_retrieval.py`` (times are of one core; a chunk takes about 1,200 ms).
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from scipy.spatial.transform import Rotation
+
+from worldpager.pager.events import ChunkKey
+from worldpager.pager.eviction import get_eviction
+from worldpager.pager.states import Page
+from worldpager.prefetch.index import PlaceIndex
+from worldpager.prefetch.planner import PrefetchPlanner
+from worldpager.prefetch.poses import place_of
+from worldpager.prefetch.retrieval import CameraDistance, candidate_range
+
+CHUNKS = 10_000
+FRAMES = 3
+
+
+@pytest.fixture(scope="module")
+def poses():
+    rng = np.random.default_rng(0)
+    out = np.tile(np.eye(4), (CHUNKS, FRAMES, 1, 1))
+    turns = Rotation.from_quat(rng.normal(size=(CHUNKS * FRAMES, 4))).as_matrix()
+    out[..., :3, :3] = turns.reshape(CHUNKS, FRAMES, 3, 3)
+    out[..., :3, 3] = rng.normal(size=(CHUNKS, FRAMES, 3))
+    return out
+
+
+@pytest.fixture(scope="module")
+def index(poses):
+    index = PlaceIndex()
+    for chunk, place in enumerate(place_of(poses)):
+        index.add(chunk, place)
+    return index
+
+
+@pytest.mark.parametrize("count", [3, 6, None], ids=["k=3", "k=6", "all"])
+def test_choose(benchmark, index, poses, count):
+    query = place_of(poses[0])
+    candidates = candidate_range(CHUNKS + 1, 1, 1)
+    ranking = benchmark(CameraDistance().rank, index, query, candidates, count)
+    assert len(ranking) == (count or CHUNKS - 1)
+
+
+def test_plan(benchmark, index, poses):
+    planner = PrefetchPlanner(CameraDistance(), k=3)
+    plan = benchmark(planner.plan, index, CHUNKS, poses[0])
+    assert len(plan.sets) == 2
+
+
+@pytest.mark.parametrize("policy", ["lru", "furthest", "redundant"])
+@pytest.mark.parametrize("pool", [20, 160, 1000])
+def test_evict(benchmark, index, poses, policy, pool):
+    pages = [Page(ChunkKey(0, chunk), 0, 1) for chunk in range(pool)]
+    index.set_path(place_of(poses[:5]))
+    assert benchmark(get_eviction(policy, lambda stream: index).victim, pages) in pages
