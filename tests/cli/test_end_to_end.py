@@ -1,0 +1,74 @@
+"""The commands with the real model, memory and disk."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+Command = Callable[..., tuple[int, str, str]]
+POOL = "432KiB"  # the 16-bit chunk of the sink and eight others
+
+
+def test_a_short_rollout_spills_reads_back_and_verifies(
+    worldpager: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    status, printed, _ = worldpager(
+        "rollout", "--chunks", 48, "--dram", POOL, "--out", out, "--no-compare", "--json"
+    )
+    assert status == 0
+    summary = json.loads(printed)
+    plan = json.loads(worldpager("plan", "--model", "builtin", "--dram", POOL, "--json")[1])
+    assert summary["chunks"] == 48
+    assert summary["spill_chunk"] == plan["spill_chunk"]
+    assert summary["chunk_bytes"] == plan["chunk_bytes"]
+    assert summary["chunk_reads"] > 0
+    assert summary["bytes_read"] % summary["chunk_bytes"] == 0
+    assert summary["stall_ms"]["max"] == 0
+    assert sum(summary["hits"].values()) == summary["retrieved_chunks"]
+    assert summary["revisit"]["psnr"] > 15
+    for name in ("report.html", "video.gif"):
+        assert (out / name).stat().st_size > 10_000
+
+    status, printed, _ = worldpager("verify", out / "store")
+    assert status == 0
+    assert "0 damaged" in printed
+    (rollout,) = json.loads(worldpager("inspect", out / "store", "--json")[1])["rollouts"]
+    assert rollout["chunks"] >= 47
+    assert rollout["with_pose"] == rollout["chunks"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_a_rollout_cleanly(
+    number: signal.Signals, worldpager: Command, tmp_path: Path
+) -> None:
+    out = tmp_path / "run"
+    main = "from worldpager.cli.app import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", main, "rollout", "--dram", POOL, "--out", str(out)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 120
+    metrics = out / "metrics.jsonl"
+    while not metrics.exists() or metrics.read_text().count("\n") < 3:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no third chunk in two minutes"
+        time.sleep(0.1)
+    process.send_signal(number)
+    _, message = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in message
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["status"] == "interrupted"
+    assert summary["chunks"] >= 3
+    assert (out / "report.html").exists()
+    assert worldpager("verify", out / "store")[0] == 0

@@ -1,0 +1,156 @@
+"""``worldpager rollout``: the built-in world model with a memory larger than its pool."""
+
+from __future__ import annotations
+
+import math
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from worldpager.cli.options import Json, duration, rate, size
+from worldpager.errors import ConfigError
+from worldpager.units import format_size
+
+if TYPE_CHECKING:
+    from worldpager.cli.summary import Summary
+
+DEFAULT_CHUNKS = 300
+DEFAULT_DRAM = 2**20
+_MOST_MINUTES = 1e6
+
+
+class OnMiss(StrEnum):
+    """What a window gets when what it wants is not resident."""
+
+    STALE = "stale"
+    NEAREST = "nearest"
+    WAIT = "wait"
+
+
+def rollout(
+    chunks: Annotated[
+        int | None, typer.Option(help=f"Length of the rollout; default {DEFAULT_CHUNKS}.")
+    ] = None,
+    minutes: Annotated[
+        float | None, typer.Option(help="Length of the rollout in minutes of video.")
+    ] = None,
+    path: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="yaw-return, loop, walk, or FILE.npy: camera-to-world [frames, 4, 4].",
+        ),
+    ] = "yaw-return",
+    dram: Annotated[
+        int | None,
+        typer.Option(
+            parser=size,
+            metavar="SIZE",
+            help=f"Size of the DRAM pool; default {format_size(DEFAULT_DRAM)}, some 27 chunks.",
+        ),
+    ] = None,
+    store: Annotated[
+        Path | None, typer.Option(help="Folder of the NVMe tier; default OUT/store.")
+    ] = None,
+    disk: Annotated[
+        int | None,
+        typer.Option(parser=size, metavar="SIZE", help="Most that the NVMe tier may take."),
+    ] = None,
+    codec: Annotated[str, typer.Option(help="Codec of the stored chunks.")] = "int4",
+    retrieve: Annotated[
+        int, typer.Option(help="Chunks brought back for each window; 0 switches memory off.")
+    ] = 3,
+    on_miss: Annotated[
+        OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
+    ] = OnMiss.STALE,
+    read_limit: Annotated[
+        int | None,
+        typer.Option(parser=rate, metavar="RATE", help="Cap on reads from NVMe, e.g. 0.25GB/s."),
+    ] = None,
+    write_limit: Annotated[
+        int | None, typer.Option(parser=rate, metavar="RATE", help="Cap on writes to NVMe.")
+    ] = None,
+    chunk_time: Annotated[
+        float | None,
+        typer.Option(
+            parser=duration,
+            metavar="TIME",
+            help="Pad the model's compute per chunk to this, e.g. 1.2s.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the room and of the noise.")] = 0,
+    out: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("rollout"),
+    compare: Annotated[
+        bool,
+        typer.Option(
+            help="Also run the rollout with retrieval switched off, to compare the pictures."
+        ),
+    ] = True,
+    json: Json = False,
+) -> None:
+    """Run the built-in model and write metrics.jsonl, summary.json, report.html and video.gif."""
+    from worldpager.cli.recording import Recording, claimed
+    from worldpager.model_adapter.rollout import RolloutConfig
+    from worldpager.prefetch.paths import make_path
+    from worldpager.quant.codec import get_codec
+    from worldpager.sim.presets import get_preset
+
+    geometry = get_preset("builtin")
+    length = _length(chunks, minutes, geometry.video_seconds_per_chunk)
+    if retrieve < 0:
+        raise ConfigError(f"--retrieve cannot be {retrieve}; 0 switches memory off")
+    get_codec(codec)  # an unknown one is refused before anything is written
+    config = RolloutConfig(
+        chunks=length,
+        path=make_path(path, length, geometry.frames_per_chunk, seed),
+        dram_bytes=DEFAULT_DRAM if dram is None else dram,
+        store_dir=out / "store" if store is None else store,
+        disk_bytes=disk,
+        codec=codec,
+        retrieve=retrieve,
+        on_miss=on_miss.value,
+        read_limit=read_limit,
+        write_limit=write_limit,
+        chunk_time=chunk_time,
+        seed=seed,
+        out_dir=out,
+    )
+    with claimed(out):
+        summary = Recording(config, path, geometry).run(compare=compare and retrieve > 0)
+    if json:
+        typer.echo(summary.model_dump_json(indent=2))
+    else:
+        _show(summary, out)
+    if summary.status == "interrupted":
+        raise KeyboardInterrupt
+
+
+def _length(chunks: int | None, minutes: float | None, seconds_per_chunk: float) -> int:
+    if chunks is not None and minutes is not None:
+        raise ConfigError("--chunks and --minutes both set the length; give one of them")
+    if minutes is not None:
+        if not 0 < minutes < _MOST_MINUTES:
+            raise ConfigError(f"--minutes cannot be {minutes}")
+        return math.ceil(minutes * 60 / seconds_per_chunk)
+    length = DEFAULT_CHUNKS if chunks is None else chunks
+    if length < 1:
+        raise ConfigError(f"--chunks cannot be {length}")
+    return length
+
+
+def _show(summary: Summary, out: Path) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    from worldpager.cli.report import facts, headline
+
+    table = Table(title=headline(summary), show_header=False, title_justify="left")
+    table.add_column()
+    table.add_column(style="bold", justify="right")
+    for name, value in facts(summary):
+        table.add_row(name, value)
+    console = Console()
+    console.print(table)
+    console.print(f"Look at {out / 'report.html'}", markup=False, highlight=False, soft_wrap=True)

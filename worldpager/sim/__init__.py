@@ -1,0 +1,1 @@
+"""Predictions before a run: the closed-form model and the geometries it knows."""
