@@ -1,9 +1,9 @@
 """The core's language: what can happen (events) and what is to be done (actions).
 
-All are frozen values without threads, clocks, files or tensors, so a history of events is a complete
-and replayable record of a run. Offsets and sizes are bytes inside the DRAM pool. ``generation``
-counts the times a chunk id was committed; it ties every answer to the bytes it is about, so that a
-late answer about an older generation is recognised and ignored.
+All are frozen values without threads, clocks, files or tensors, so a history of events is a
+complete and replayable record of a run. Offsets and sizes are bytes inside the DRAM pool.
+``generation`` counts the times a chunk was committed; it ties every answer to the bytes it is
+about, so that a late answer about an older generation is recognised and ignored.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 Source = Literal["staged", "dram", "nvme", "stale"]
-"""Where a served chunk was: near the device ahead of time, in DRAM, waited for; or not wanted at all
-but served in place of something that was."""
+"""Where a served chunk was: near the device ahead of time, in DRAM, waited for; or not wanted at
+all but served in place of something that was."""
 
 
 class ChunkKey(NamedTuple):
@@ -32,7 +32,8 @@ class Reserve:
     """The model thread wants room for a finished chunk of ``nbytes``.
 
     Answered by :class:`Granted`, or by :class:`Backpressure` where nothing clean can leave and the
-    pager was told to ``block``; with ``insist`` the coldest dirty chunk is dropped instead.
+    pager was told to ``block``. With ``insist``, and while writing fails again and again, the
+    coldest dirty chunk is dropped instead. A stream reserves one chunk at a time.
     """
 
     key: ChunkKey
@@ -58,7 +59,7 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Recovery found a whole chunk on NVMe."""
+    """Recovery found a whole chunk on NVMe; sent once, before anything else about that chunk."""
 
     key: ChunkKey
     generation: int
@@ -67,11 +68,11 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """Chunk ``step`` begins and wants the chunks ``wanted`` in its window.
+    """Chunk ``step`` begins and wants the chunks ``wanted``, distinct and in time order.
 
     ``ranking``: all candidates, nearest first, for a fallback that looks for the nearest resident.
     Answered by :class:`Serve`, or by :class:`AwaitReads` where the fallback says to wait; the
-    event is then sent again once :class:`Progress` was seen.
+    same event is then sent again once :class:`Progress` was seen or time has passed.
     """
 
     stream: int
@@ -144,7 +145,7 @@ class DeleteFailed:
 
 @dataclass(frozen=True, slots=True)
 class Flush:
-    """Make everything committed so far durable; answered by :class:`Flushed` when that is decided."""
+    """Make everything committed so far durable; :class:`Flushed` says when that is decided."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,4 +56,4 @@ class WriteBack:
 
 
 Pressure = Literal["block", "drop"]
-"""What a commit does when the pool is full of dirty chunks: wait for a write, or drop the coldest."""
+"""What a commit does in a pool full of dirty chunks: wait for a write or drop the coldest."""

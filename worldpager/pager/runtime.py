@@ -1,0 +1,373 @@
+"""The runtime: drives the core with real threads, one DRAM arena and real stores.
+
+One lock guards the core; it is held for decisions only, never during I/O, encoding or decoding.
+Reader threads and one writer thread take their work from queues that the core's actions fill, so
+reads never queue behind write-back. The model thread is whoever calls :meth:`Pager.commit` and
+:meth:`Pager.acquire`.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Protocol
+
+from worldpager.errors import (
+    BackgroundError,
+    ClosedError,
+    DamagedBlockError,
+    StoreError,
+    StoreFullError,
+)
+from worldpager.pager import events as ev
+from worldpager.pager.core import Core
+from worldpager.pager.events import Action, ChunkKey, Event
+from worldpager.quant.codec import Bytes
+from worldpager.tiers.arena import Arena
+from worldpager.tiers.bandwidth import TokenBucket
+from worldpager.tiers.staging import HostStaging, Staging
+
+log = logging.getLogger("worldpager")
+
+READERS = 2
+"""Reader threads: one may be stuck in a slow read without stopping the other."""
+TICK_SECONDS = 0.05
+"""How often a waiter reminds the core that time passes."""
+
+
+class ChunkFiles(Protocol):
+    """Where the runtime reads and writes one stream's chunks; called from its worker threads."""
+
+    def write(self, chunk: int, image: Bytes) -> None:
+        """Publish ``image`` durably, or raise :class:`StoreError` with nothing published."""
+
+    def read(self, chunk: int, generation: int, out: Bytes) -> None:
+        """Fill ``out`` with the image of that generation of ``chunk``, checked whole.
+
+        Raises :class:`StoreError` where another try may work, :class:`DamagedBlockError` where the
+        stored bytes are not what was written.
+        """
+
+    def delete(self, chunk: int) -> None:
+        """Remove the chunk's file; a missing one is no error."""
+
+
+@dataclass(frozen=True, slots=True)
+class WindowChunk:
+    """A retrieved chunk: its image in the pool, valid until the stream's next ``acquire``."""
+
+    chunk: int
+    image: Bytes
+    source: ev.Source
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """What a boundary got: chunks in time order, whether stale and why, and the seconds waited."""
+
+    chunks: tuple[WindowChunk, ...]
+    stale: bool
+    reason: str
+    waited: float
+
+
+class Pager:
+    """A DRAM pool, its core and its worker threads. Close it; it is also a context manager."""
+
+    def __init__(
+        self,
+        core: Core,
+        *,
+        read_limit: int | None = None,
+        write_limit: int | None = None,
+        patience: float = 2.0,
+    ) -> None:
+        """``read_limit``, ``write_limit``: bytes per second, ``None`` for the disk's own speed.
+        ``patience``: seconds a commit waits for a write before it drops the coldest dirty chunk.
+        """
+        self._core = core
+        self._arena = Arena(core.capacity)
+        self._staging: Staging = HostStaging()
+        self._patience = patience
+        self._lock = threading.Lock()
+        self._progress = threading.Condition(self._lock)
+        self._files: list[ChunkFiles] = []
+        self._lost: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        self._flushed: ev.Flushed | None = None
+        self._closed = False
+        self._limits = (TokenBucket(read_limit), TokenBucket(write_limit))
+        self._reads: SimpleQueue[ev.Read | None] = SimpleQueue()
+        self._writes: SimpleQueue[ev.Write | ev.Delete | None] = SimpleQueue()
+        self._workers = [
+            threading.Thread(target=self._read_loop, name=f"worldpager-read-{i}", daemon=True)
+            for i in range(READERS)
+        ]
+        self._workers.append(
+            threading.Thread(target=self._write_loop, name="worldpager-write", daemon=True)
+        )
+        for worker in self._workers:
+            worker.start()
+
+    # ---- for the model thread ------------------------------------------------------------------
+
+    def add_stream(self, files: ChunkFiles, stored: list[tuple[int, int, int]]) -> int:
+        """Register a stream with the chunks already on NVMe, as ``(chunk, generation, nbytes)``.
+        Returns its number.
+        """
+        with self._lock:
+            self._check_open()
+            stream = len(self._files)
+            self._files.append(files)
+            for chunk, generation, nbytes in stored:
+                self._handle(ev.Adopt(ChunkKey(stream, chunk), generation, nbytes))
+            return stream
+
+    def commit(
+        self, stream: int, chunk: int, nbytes: int, fill: Callable[[Bytes, int], None]
+    ) -> float:
+        """Store a chunk of ``nbytes``: ``fill(extent, generation)`` writes its image.
+
+        Returns the seconds waited for room (the commit stall). Whatever ``fill`` raises is passed
+        on, and then nothing was stored and an older generation stays as it is.
+        """
+        key = ChunkKey(stream, chunk)
+        grant, waited = self._reserve(key, nbytes)
+        try:
+            fill(self._arena.view(grant.offset, nbytes), grant.generation)
+        except BaseException:
+            with self._lock:
+                self._handle(ev.Abandon(key, grant.generation))
+            raise
+        with self._lock:
+            self._handle(ev.Commit(key, grant.generation))
+        return waited
+
+    def _reserve(self, key: ChunkKey, nbytes: int) -> tuple[ev.Granted, float]:
+        began, waited = time.perf_counter(), 0.0
+        with self._lock:
+            while True:
+                self._check_open()
+                event = ev.Reserve(key, nbytes, insist=waited > self._patience)
+                for action in self._handle(event):
+                    if isinstance(action, ev.Granted):
+                        return action, waited
+                self._wait()
+                waited = time.perf_counter() - began
+
+    def acquire(
+        self, stream: int, step: int, wanted: tuple[int, ...], ranking: Sequence[int]
+    ) -> Window:
+        """Pin what the window of chunk ``step`` is served; arguments as :class:`events.Boundary`.
+
+        Blocks only where the fallback is ``wait``; ``Window.waited`` says for how long.
+        """
+        began, waited = time.perf_counter(), 0.0
+        with self._lock:
+            while True:
+                self._check_open()
+                for action in self._handle(ev.Boundary(stream, step, wanted, ranking)):
+                    if isinstance(action, ev.Serve):
+                        return self._window(action, waited)
+                self._wait()
+                waited = time.perf_counter() - began
+
+    def _window(self, serve: ev.Serve, waited: float) -> Window:
+        chunks = tuple(
+            WindowChunk(s.chunk, self._arena.view(s.offset, s.nbytes), s.source)
+            for s in serve.chunks
+        )
+        return Window(chunks, serve.stale, serve.reason, waited)
+
+    def ahead(self, stream: int, chunks: tuple[int, ...]) -> None:
+        """Load these chunks soon, most urgent first. Returns at once; callable from any thread."""
+        with self._lock:
+            if not self._closed:
+                self._handle(ev.Ahead(stream, chunks))
+
+    def tick(self) -> None:
+        """Tell the core that another chunk's time has passed."""
+        with self._lock:
+            self._check_open()
+            self._handle(ev.Tick())
+
+    def take_lost(self, stream: int) -> list[tuple[int, str]]:
+        """Chunks that left every tier since the last call, with the reason."""
+        with self._lock:
+            return self._lost.pop(stream, [])
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Return when everything committed before is durable on NVMe.
+
+        Raises :class:`BackgroundError` naming the chunks that could not be written, or saying that
+        ``timeout`` seconds were not enough.
+        """
+        with self._lock:
+            self._check_open()
+            self._flush(timeout)
+
+    def _flush(self, timeout: float | None) -> None:
+        deadline = None if timeout is None else time.monotonic() + timeout
+        self._flushed = None
+        self._handle(ev.Flush())
+        while self._flushed is None:
+            if deadline is not None and time.monotonic() > deadline:
+                raise BackgroundError(
+                    f"{self._core.table.dirty_bytes} bytes were still not on disk after "
+                    f"{timeout:g} s; the disk is too slow or stuck"
+                )
+            self._wait()
+        failed = self._flushed.failed  # type: ignore[unreachable]  # set by another thread
+        if failed:
+            chunks = ", ".join(str(key.chunk) for key in failed[:8])
+            raise BackgroundError(
+                f"{len(failed)} chunks could not be written ({self._core.trouble or 'dropped'}), "
+                f"among them {chunks}; they are lost when the pager closes"
+            )
+
+    def settle(self, timeout: float = 30.0) -> None:
+        """Wait until no read or write is queued or under way (for tests and orderly measuring)."""
+        deadline = time.monotonic() + timeout
+        with self._lock:
+            while not self._core.idle:
+                if time.monotonic() > deadline:
+                    raise BackgroundError(f"transfers still under way after {timeout:g} s")
+                self._wait()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Flush, stop the threads and free the pool, within about ``timeout`` seconds.
+
+        May be called twice and from any thread. Raises :class:`BackgroundError` where something
+        committed could not be made durable; everything is closed all the same.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            try:
+                self._flush(timeout)
+            finally:
+                self._closed = True
+                self._progress.notify_all()
+                for _ in range(READERS):
+                    self._reads.put(None)
+                self._writes.put(None)
+        for limit in self._limits:
+            limit.close()
+        deadline = time.monotonic() + max(0.5, timeout / 5)
+        for worker in self._workers:
+            worker.join(max(0.0, deadline - time.monotonic()))
+        if not any(worker.is_alive() for worker in self._workers):
+            self._arena.close()  # else a stuck transfer still writes into it
+
+    def __enter__(self) -> Pager:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @property
+    def core(self) -> Core:
+        """The core, to look at: its counters and byte counts. Never send it events from outside."""
+        return self._core
+
+    # ---- carrying out ----------------------------------------------------------------------------
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ClosedError("the pager is closed; open the session again to go on")
+
+    def _wait(self) -> None:
+        """Wait for progress; time that passes without any is a tick, so that retries come due."""
+        if not self._progress.wait(TICK_SECONDS):
+            self._handle(ev.Tick())
+
+    def _handle(self, event: Event) -> list[Action]:
+        """Let the core decide and start what it asks for. The lock is held."""
+        actions = self._core.handle(event)
+        for action in actions:
+            match action:
+                case ev.Read():
+                    self._reads.put(action)
+                case ev.Write() | ev.Delete():
+                    self._writes.put(action)
+                case ev.Stage(key, generation, offset, nbytes):
+                    self._staging.stage((key, generation), self._arena.view(offset, nbytes))
+                case ev.Unstage(key, generation):
+                    self._staging.release((key, generation))
+                case ev.Lost(key, reason):
+                    self._lost[key.stream].append((key.chunk, reason))
+                case ev.Health(reason):
+                    self._report_health(reason)
+                case ev.Flushed():
+                    self._flushed = action
+                case ev.Progress():
+                    self._progress.notify_all()
+        return actions
+
+    @staticmethod
+    def _report_health(reason: str) -> None:
+        if reason:
+            log.warning(
+                "writing to disk fails (%s); chunks stay in memory while it has room", reason
+            )
+        else:
+            log.warning("writing to disk works again")
+
+    def _report(self, event: Event) -> None:
+        with self._lock:
+            self._handle(event)
+
+    def _read_loop(self) -> None:
+        while (job := self._reads.get()) is not None:
+            self._report(self._read(job))
+
+    def _read(self, job: ev.Read) -> Event:
+        key, generation = job.key, job.generation
+        try:
+            deadline = self._limits[0].reserve(job.nbytes)
+            view = self._arena.view(job.offset, job.nbytes)
+            self._files[key.stream].read(key.chunk, generation, view)
+        except DamagedBlockError as error:
+            log.warning("chunk %d is damaged on disk: %s", key.chunk, error)
+            return ev.ReadFailed(key, generation, error.reason, damaged=True)
+        except (StoreError, OSError) as error:
+            return ev.ReadFailed(key, generation, _reason(error), damaged=False)
+        self._pace(0, deadline)
+        return ev.ReadDone(key, generation)
+
+    def _write_loop(self) -> None:
+        while (job := self._writes.get()) is not None:
+            self._report(self._write(job) if isinstance(job, ev.Write) else self._delete(job))
+
+    def _write(self, job: ev.Write) -> Event:
+        key, generation = job.key, job.generation
+        try:
+            deadline = self._limits[1].reserve(job.nbytes)
+            self._files[key.stream].write(key.chunk, self._arena.view(job.offset, job.nbytes))
+        except (StoreError, OSError) as error:
+            return ev.WriteFailed(key, generation, _reason(error))
+        self._pace(1, deadline)
+        return ev.WriteDone(key, generation)
+
+    def _pace(self, direction: int, deadline: float) -> None:
+        """Hold a finished transfer back until its bandwidth limit would have let it through."""
+        with suppress(ClosedError):
+            self._limits[direction].wait(deadline)
+
+    def _delete(self, job: ev.Delete) -> Event:
+        try:
+            self._files[job.key.stream].delete(job.key.chunk)
+        except (StoreError, OSError) as error:
+            log.warning("a replaced file of chunk %d cannot be removed: %s", job.key.chunk, error)
+            return ev.DeleteFailed(job.key, job.generation, _reason(error))
+        return ev.DeleteDone(job.key, job.generation)
+
+
+def _reason(error: Exception) -> str:
+    """A short word for counters."""
+    return "no space" if isinstance(error, StoreFullError) else "I/O error"

@@ -1,0 +1,148 @@
+"""Sessions: a directory on disk, the pager in front of it, and the rollouts stored there.
+
+Opening a directory that was used before brings back everything that was durable: recovery is
+listing the folder and checking the chunks' tails, after a clean close and after a kill alike.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from worldpager.errors import ClosedError
+from worldpager.pager.core import Core
+from worldpager.pager.runtime import Pager
+from worldpager.quant.codec import Bytes
+from worldpager.quant.shard import ChunkRecord, verify_image
+from worldpager.tiers.space import DiskCap
+from worldpager.tiers.spec import StoreSpec
+from worldpager.tiers.store import ChunkStore
+
+
+class StreamFiles:
+    """One stream of a rollout's store, for the pager's threads: what is read is checked whole."""
+
+    def __init__(self, store: ChunkStore, stream: int) -> None:
+        self._store = store
+        self._stream = stream
+        self._identity = store.spec.identity(stream)
+
+    def write(self, chunk: int, image: Bytes) -> None:
+        self._store.write(chunk, image, self._stream)
+
+    def read(self, chunk: int, generation: int, out: Bytes) -> None:
+        self._store.read(chunk, out, self._stream)
+        verify_image(
+            out,
+            self._store.spec.layers,
+            identity=self._identity,
+            chunk=chunk,
+            generation=generation,
+        )
+
+    def delete(self, chunk: int) -> None:
+        self._store.delete(chunk, self._stream)
+
+
+class Rollout:
+    """One rollout's place in the pager and on disk.
+
+    ``stream``: its number in the pager. ``identity``: what its blocks carry. ``found``: records of
+    the chunks that were on disk when it was opened.
+    """
+
+    def __init__(self, pager: Pager, store: ChunkStore) -> None:
+        self.store = store
+        self.identity = store.spec.identity()
+        stored = store.contents()
+        self.found: list[ChunkRecord] = [chunk.record for chunk in stored]
+        self.stream = pager.add_stream(
+            StreamFiles(store, 0),
+            [(chunk.chunk, chunk.record.generation, chunk.nbytes) for chunk in stored],
+        )
+
+
+class Session:
+    """An open session directory: one pager, and its rollouts, the last one current."""
+
+    def __init__(
+        self,
+        directory: str | Path,
+        spec: StoreSpec,
+        core: Core,
+        *,
+        disk_cap: int | None = None,
+        read_limit: int | None = None,
+        write_limit: int | None = None,
+    ) -> None:
+        """Open or create ``spec``'s rollout in ``directory`` and start the pager on ``core``.
+
+        Raises as :meth:`ChunkStore.open`, before any thread is started or pool allocated.
+        """
+        self._directory = Path(directory)
+        self._disk_cap = None if disk_cap is None else DiskCap(disk_cap)
+        self._stores: list[ChunkStore] = []
+        store = self._open_store(spec)
+        try:
+            self.pager = Pager(core, read_limit=read_limit, write_limit=write_limit)
+        except BaseException:
+            store.close()
+            raise
+        self.rollout = Rollout(self.pager, store)
+
+    def _open_store(self, spec: StoreSpec) -> ChunkStore:
+        known = ChunkStore.exists(self._directory, spec.rollout)
+        opened = (ChunkStore.open if known else ChunkStore.create)(
+            self._directory, spec, disk_cap=self._disk_cap
+        )
+        self._stores.append(opened)
+        return opened
+
+    def begin_rollout(self, name: str) -> Rollout:
+        """Start a further rollout under ``name``; earlier ones keep being written back."""
+        spec, ended = replace(self.rollout.store.spec, rollout=name), self.rollout.stream
+        self.pager.ahead(ended, ())
+        self.pager.acquire(ended, 0, (), ())  # an empty window: nothing stays pinned
+        self.rollout = Rollout(self.pager, self._open_store(spec))
+        return self.rollout
+
+    @property
+    def disk_bytes(self) -> int:
+        """Bytes of all files of the rollouts opened here."""
+        return sum(store.bytes_used for store in self._stores)
+
+    def flush(self, timeout: float | None = None) -> None:
+        """As :meth:`Pager.flush`."""
+        self.pager.flush(timeout)
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Flush, publish the metadata arrays, stop the pager, unlock the directory.
+
+        May be called twice. Raises what flushing or publishing raised; all is closed all the same.
+        """
+        try:
+            with suppress(ClosedError):
+                self.pager.close(timeout)
+                for store in self._stores:
+                    publish_chunks(store)
+        finally:
+            for store in self._stores:
+                store.close()
+
+
+def publish_chunks(store: ChunkStore) -> None:
+    """Write what the chunks' records say as small ordinary arrays, one row a chunk, for readers
+    that know Zarr but not us: ``chunk``, ``start_frame``, ``position`` and ``place`` ``[n, 12]``.
+    """
+    records = [chunk.record for chunk in store.contents()]
+    store.publish_metadata(
+        {
+            "chunk": np.array([r.chunk for r in records], dtype=np.int64),
+            "start_frame": np.array([r.start_frame for r in records], dtype=np.int64),
+            "position": np.array([r.position for r in records], dtype=np.float64),
+            "place": np.array([r.place for r in records], dtype=np.float64).reshape(-1, 12),
+        }
+    )
