@@ -1,0 +1,46 @@
+"""WorldPager: memory for interactive world models that outgrows GPU and host, and never waits.
+
+The public face. A frontend implements :class:`FrontendCache`, describes its geometry in a
+:class:`KVSpec`, opens a :class:`WorldMemory` and calls ``boundary()`` once per chunk.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from worldpager.errors import WorldPagerError
+    from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
+    from worldpager.model_adapter.memory import BoundaryReport, MemoryConfig, WorldMemory
+    from worldpager.model_adapter.ring_cache import RingCache
+    from worldpager.quant.rope import RopeLayout
+
+__all__ = [
+    "BoundaryReport",
+    "ChunkStep",
+    "FrontendCache",
+    "KVSpec",
+    "MemoryConfig",
+    "RingCache",
+    "RopeLayout",
+    "WorldMemory",
+    "WorldPagerError",
+]
+
+_HOMES = {
+    "BoundaryReport": "model_adapter.memory",
+    "ChunkStep": "model_adapter.frontend",
+    "FrontendCache": "model_adapter.frontend",
+    "KVSpec": "model_adapter.frontend",
+    "MemoryConfig": "model_adapter.memory",
+    "RingCache": "model_adapter.ring_cache",
+    "RopeLayout": "quant.rope",
+    "WorldMemory": "model_adapter.memory",
+    "WorldPagerError": "errors",
+}
+
+
+def __getattr__(name: str) -> object:
+    # On demand: importing torch takes seconds, which `worldpager plan --help` should not.
+    if name not in _HOMES:
+        raise AttributeError(f"module 'worldpager' has no attribute {name!r}")
+    return getattr(import_module(f"worldpager.{_HOMES[name]}"), name)

@@ -1,0 +1,139 @@
+"""What a frontend (a world model and its loop) and WorldPager say to each other.
+
+A frontend integration implements :class:`FrontendCache` for its kind of cache. Its loop, or a hook
+in it, builds one :class:`ChunkStep` and calls ``WorldMemory.boundary(step, cache)`` once before
+each chunk's first forward. The frontend's glue owns the layout of the window; the library owns
+storage and choice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from worldpager.errors import ConfigError
+from worldpager.quant.codec import BlockShape
+from worldpager.quant.rope import RopeLayout
+
+Poses = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class KVSpec:
+    """Geometry of a frontend's KV cache and of its window, in latent frames.
+
+    ``rope``: how cached keys were rotated, or ``None`` for keys cached before rotation.
+    ``model``: identity of the weights (a hash or version); blocks of another model are refused.
+    ``recent_frames`` does not count the chunk being generated.
+    """
+
+    model: str
+    layers: int
+    heads: int
+    head_dim: int
+    tokens_per_frame: int
+    frames_per_chunk: int
+    sink_frames: int
+    recent_frames: int
+    retrieve_frames: int
+    rope: RopeLayout | None
+    batch: int = 1
+    dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        for name in (
+            "layers",
+            "heads",
+            "head_dim",
+            "tokens_per_frame",
+            "frames_per_chunk",
+            "batch",
+        ):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"KVSpec.{name} must be at least 1, not {getattr(self, name)}")
+        for name in ("sink_frames", "recent_frames", "retrieve_frames"):
+            frames = getattr(self, name)
+            if frames < 0 or frames % self.frames_per_chunk:
+                raise ConfigError(
+                    f"KVSpec.{name} must be a multiple of frames_per_chunk="
+                    f"{self.frames_per_chunk}, not {frames}"
+                )
+
+    @property
+    def tokens_per_chunk(self) -> int:
+        return self.tokens_per_frame * self.frames_per_chunk
+
+    @property
+    def block_shape(self) -> BlockShape:
+        """Shape of a whole chunk's block, the batch folded into the heads."""
+        return BlockShape(self.tokens_per_chunk, self.batch * self.heads, self.head_dim)
+
+    @property
+    def sink_chunks(self) -> int:
+        return self.sink_frames // self.frames_per_chunk
+
+    @property
+    def recent_chunks(self) -> int:
+        return self.recent_frames // self.frames_per_chunk
+
+    @property
+    def retrieve_chunks(self) -> int:
+        return self.retrieve_frames // self.frames_per_chunk
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkStep:
+    """One chunk about to be generated, as its frontend's loop sees it.
+
+    ``start_frame``: its first true latent frame. ``finished``: the chunk whose final KV the cache
+    now ends with (``None`` before the first; then a new rollout begins). ``poses``: camera-to-world
+    ``[frames, 4, 4]`` of this chunk in the OpenCV convention, or ``None`` where there is no camera.
+    ``poses_ahead``: the same for the chunks that follow, as far as their control input is known;
+    empty in a live session, where they are extrapolated. ``finished_poses``: those of the finished
+    chunk, needed only where this process did not see it begin (a rollout that was taken up again).
+    """
+
+    chunk: int
+    start_frame: int
+    finished: int | None
+    poses: Poses | None = None
+    poses_ahead: Sequence[Poses] | Poses = ()
+    finished_poses: Poses | None = None
+    control: Mapping[str, Any] = field(default_factory=dict)
+
+
+class FrontendCache(Protocol):
+    """One frontend's KV cache between two chunks. Called from the model thread only.
+
+    The cache's contents are ``[sink | retrieved | recent]``, and the frontend appends the current
+    chunk behind them. Tensors are views of the frontend's own memory, ``[batch, tokens, heads,
+    head_dim]``; nothing is kept beyond the call.
+    """
+
+    spec: KVSpec
+
+    def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """K and V of the chunk just finished, as the frontend cached them."""
+
+    def open(self, tokens: Sequence[int]) -> None:
+        """Lay the cache out anew with room between sink and recent, one slot of ``tokens[i]``
+        tokens a retrieved chunk. Called after every ``read`` of this boundary and before ``slot``.
+        """
+
+    def slot(self, layer: int, index: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writable K and V of the ``index``-th slot that ``open`` made."""
+
+    def shift(self, k: torch.Tensor, frames: float) -> None:
+        """Rotate keys by ``frames`` along time, in place. Only called where ``spec.rope`` is
+        ``None``: for a frontend whose rotation is not a band of each head.
+        """
+
+    def rebase(self, frames: int) -> None:
+        """From now on lower every position by another ``frames``: of the recent chunks already in
+        the cache (the sink keeps its own) and of all chunks to come.
+        """
