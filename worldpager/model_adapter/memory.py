@@ -119,6 +119,7 @@ class WorldMemory:
         self._policy = get_policy(config.retrieval)
         self._positions = positions(config.positions, spec)
         self._retrievers: dict[int, Retriever] = {}  # by stream
+        self._told: set[str] = set()  # reasons of loss that were warned about
         self._base = 0  # frames by which the frontend's positions are lowered
         self._step: ChunkStep | None = None  # the chunk being generated
         core = Core(
@@ -291,7 +292,9 @@ class WorldMemory:
         pager, stream = self._session.pager, self._session.rollout.stream
         pager.tick()
         for chunk, reason in pager.take_lost(stream):
-            log.warning("chunk %d is lost (%s) and will not be retrieved", chunk, reason)
+            if reason not in self._told:  # each further one is counted in stats.dropped
+                log.warning("chunk %d is lost (%s); it will not be retrieved", chunk, reason)
+                self._told.add(reason)
             self._retriever.forget(chunk)
         wanted, ranking = self._retriever.choose(step.chunk, step.poses)
         window = pager.acquire(stream, step.chunk, wanted, ranking)
