@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from worldpager.model_adapter.builtin import RolloutPipeline, load_model
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
-from worldpager.model_adapter.rollout import MemoryHook, builtin_spec
+from worldpager.model_adapter.memory import WorldMemory
+from worldpager.model_adapter.rollout import MemoryHook, RolloutConfig, builtin_spec
 from worldpager.prefetch.paths import make_path
 
 CHUNKS = 14
@@ -19,17 +19,18 @@ def paged(store: Path, codec: str, reopen_at: int | None = None) -> list[torch.T
     """A rollout whose window is sink, all older chunks from the pager, recent."""
     model, path = load_model(), make_path("loop", CHUNKS, 3)
     spec = builtin_spec(model.config, CHUNKS, "test")
-    config = MemoryConfig(
-        store=store, dram=32 << 20, codec=codec, positions="absolute", on_miss="wait"
-    )
-    memory = WorldMemory(config, spec)
+    rollout = RolloutConfig(
+        chunks=CHUNKS, path=path, dram_bytes=32 << 20, store_dir=store, out_dir=store, codec=codec,
+        positions="absolute", on_miss="wait",
+    )  # fmt: skip
+    memory = WorldMemory(rollout.memory(), spec)
     pipeline = RolloutPipeline(model, 7, retrieve_chunks=CHUNKS)
     frames = []
     for chunk in range(CHUNKS):
         if chunk == reopen_at:  # everything older comes from NVMe now
             memory.close()
-            memory = WorldMemory(config, spec)
-        pipeline.before_chunk = MemoryHook(memory, path)
+            memory = WorldMemory(rollout.memory(), spec)
+        pipeline.before_chunk = MemoryHook(memory, rollout)
         frames.append(pipeline.generate(chunk, path[chunk]))
     memory.close()
     return frames

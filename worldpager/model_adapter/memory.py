@@ -8,12 +8,15 @@ encode, one choice and one decode per retrieved chunk; all else happens on other
 from __future__ import annotations
 
 import logging
+import threading
 import time
+import weakref
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from worldpager.errors import BudgetError, ConfigError, NonFiniteError
+from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
 from worldpager.model_adapter.images import (
     ChunkImage,
@@ -21,24 +24,24 @@ from worldpager.model_adapter.images import (
     milliseconds_since,
     warm_up,
 )
+from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
+from worldpager.model_adapter.status import Occupancy, Status, occupancy_of, status_of
 from worldpager.model_adapter.window import positions
 from worldpager.pager.core import Core
 from worldpager.pager.eviction import Nearness, get_eviction
-from worldpager.pager.policies import Pressure
-from worldpager.pager.runtime import READERS, Window
+from worldpager.pager.policies import Pressure, WriteBack
+from worldpager.pager.runtime import Window
 from worldpager.pager.session import Session
 from worldpager.pager.stats import Stats
+from worldpager.pager.workers import READERS
 from worldpager.prefetch.fallback import get_fallback
 from worldpager.prefetch.poses import place_of
 from worldpager.prefetch.prefetcher import Prefetcher
 from worldpager.prefetch.retrieval import get_policy
 from worldpager.prefetch.retriever import Retriever
-from worldpager.quant.codec import Bytes, Codec, get_codec
-from worldpager.quant.shard import ChunkRecord, ShardLayout
-from worldpager.tiers.budget import default_dram_budget
-from worldpager.tiers.spec import StoreSpec
-from worldpager.tiers.store import ChunkStore
-from worldpager.units import format_size
+from worldpager.quant.codec import Bytes, get_codec
+from worldpager.quant.shard import ChunkRecord
+from worldpager.tiers.io_backend import IOBackend
 
 log = logging.getLogger("worldpager")
 
@@ -52,7 +55,8 @@ class MemoryConfig:
 
     ``dram``: the pool, or ``None`` for the default budget. ``disk``: most the store may take.
     ``retrieval``, ``eviction``, ``on_miss``, ``positions``: policies by name. ``pressure``: what a
-    commit does when writes cannot keep up, ``block`` or ``drop``.
+    commit does when writes cannot keep up, ``block`` or ``drop``. ``write_back``: when dirty chunks
+    are written. ``prefetch``: without it nothing is loaded ahead, to compare with.
     """
 
     store: Path
@@ -64,6 +68,8 @@ class MemoryConfig:
     on_miss: str = "stale"
     positions: str = "moving"
     pressure: Pressure = "block"
+    write_back: WriteBack = field(default_factory=WriteBack)
+    prefetch: bool = True
     read_limit: int | None = None
     write_limit: int | None = None
     session: str = "session"
@@ -89,24 +95,15 @@ class BoundaryReport:
     boundary_ms: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """Bytes: resident in the pool, of these not yet on NVMe, of chunks on NVMe, of all files."""
-
-    resident: int
-    dirty: int
-    stored: int
-    disk: int
-
-
 class WorldMemory:
     """The memory of one stream of chunks. Not thread-safe: call it from the model thread."""
 
-    def __init__(self, config: MemoryConfig, spec: KVSpec) -> None:
+    def __init__(self, config: MemoryConfig, spec: KVSpec, *, io: IOBackend | None = None) -> None:
         """Open (or reopen) the store and allocate the pool.
 
-        Raises :class:`BudgetError` for a pool that cannot hold two windows and the chunks in
-        transfer, :class:`ConfigError` for an unknown policy, and as :class:`Session`.
+        ``io``: the system calls on files, to be replaced where they are to fail; ``None`` for the
+        system's own. Raises :class:`BudgetError` for a pool that cannot hold two windows and the
+        chunks in transfer, :class:`ConfigError` for an unknown policy, and as :class:`Session`.
         """
         self.spec = spec
         self.config = config
@@ -122,24 +119,28 @@ class WorldMemory:
         self._told: set[str] = set()  # reasons of loss that were warned about
         self._base = 0  # frames by which the frontend's positions are lowered
         self._step: ChunkStep | None = None  # the chunk being generated
+        self._stale: Counter[str] = Counter()
         core = Core(
-            pool_bytes(config.dram, self._codec, spec),
-            eviction=get_eviction(config.eviction, self._nearness),
+            pool_bytes(config.dram, self._codec, get_codec(SINK_CODEC), spec),
+            eviction=get_eviction(config.eviction, _nearness_of(self._retrievers)),
             fallback=get_fallback(config.on_miss),
             pressure=config.pressure,
+            write_back=config.write_back,
             read_slots=READERS,
         )
-        self._rollouts = _latest_rollout(config.store)
+        self._rollouts = latest_rollout(config.store, io)
         self._session = Session(
             config.store,
-            self._store_spec(config.session),
+            store_spec(spec, config.session, self._rollouts, self._codec, self._positions.name),
             core,
             disk_cap=config.disk,
             read_limit=config.read_limit,
             write_limit=config.write_limit,
+            io=io,
         )
         self._retriever = self._adopt()
         self._prefetcher = Prefetcher()
+        weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
 
     def boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         """Do a chunk's memory work, before its first forward; the retrieved ids in time order.
@@ -179,11 +180,14 @@ class WorldMemory:
         self._session.pager.settle()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Flush, end all threads, free the pool, unlock the store. May be called twice.
+        """Flush, end all threads, free the pool, unlock the store, in about ``timeout`` seconds.
 
-        Raises :class:`BackgroundError` where finished chunks could not be made durable.
+        May be called twice and from any thread; all is closed even where it raises. Raises
+        :class:`BackgroundError` where finished chunks could not be made durable, or were lost since
+        the last flush because writing failed.
         """
-        self._prefetcher.close()
+        if not self._session.pager.closed:
+            self._prefetcher.close()
         self._session.close(timeout)
 
     def __enter__(self) -> WorldMemory:
@@ -200,10 +204,13 @@ class WorldMemory:
     @property
     def occupancy(self) -> Occupancy:
         """Bytes in each tier at this moment."""
-        table = self._session.pager.core.table
-        return Occupancy(
-            table.extents.used, table.dirty_bytes, table.stored_bytes, self._session.disk_bytes
-        )
+        return occupancy_of(self._session)
+
+    def status(self) -> Status:
+        """Health, bytes by tier, counters by reason, and the methods in use. Never blocks on I/O,
+        and may be called from any thread, also after :meth:`close`.
+        """
+        return status_of(self._session, self.rejected, self._stale)
 
     # ---- the parts of a boundary ---------------------------------------------------------------
 
@@ -224,7 +231,7 @@ class WorldMemory:
         """A new rollout begins: nothing of an earlier one may be retrieved."""
         if self._step is not None or len(self._retriever.index) > 0:
             self._rollouts += 1
-            self._session.begin_rollout(_rollout_name(self._rollouts))
+            self._session.begin_rollout(rollout_name(self._rollouts))
             self._retriever = self._adopt()
         self._base = 0
         self._step = None
@@ -242,10 +249,6 @@ class WorldMemory:
             retriever.note(record.chunk, record.place)
         self._retrievers[self._session.rollout.stream] = retriever
         return retriever
-
-    def _nearness(self, stream: int) -> Nearness | None:
-        retriever = self._retrievers.get(stream)
-        return retriever.index if retriever is not None and len(retriever.index) else None
 
     def _take(self, step: ChunkStep, cache: FrontendCache, report: BoundaryReport) -> None:
         """Commit the finished chunk."""
@@ -300,6 +303,8 @@ class WorldMemory:
         window = pager.acquire(stream, step.chunk, wanted, ranking)
         report.stall_ms += window.waited * 1e3
         report.stale, report.stale_reason = window.stale, window.reason
+        if window.stale:
+            self._stale[window.reason] += 1
         report.retrieved = tuple(c.chunk for c in window.chunks)
         report.hits = Counter(c.source for c in window.chunks)
         report.hits["empty"] = max(0, len(wanted) - len(window.chunks))
@@ -320,6 +325,8 @@ class WorldMemory:
 
     def _prefetch(self, step: ChunkStep) -> None:
         """Have the next chunks' memory loaded while this one is computed."""
+        if not self.config.prefetch:
+            return
         pager, stream, retriever = (
             self._session.pager,
             self._session.rollout.stream,
@@ -333,53 +340,28 @@ class WorldMemory:
 
         self._prefetcher.submit(plan)
 
-    def _store_spec(self, session: str) -> StoreSpec:
-        spec, shape = self.spec, self.spec.block_shape
-        return StoreSpec(
-            session=session,
-            rollout=_rollout_name(self._rollouts),
-            model=spec.model,
-            layers=spec.layers,
-            tokens=shape.tokens,
-            heads=shape.heads,
-            head_dim=shape.head_dim,
-            frames=spec.frames_per_chunk,
-            dtype=str(spec.dtype).removeprefix("torch."),
-            codecs=(self._codec.name,),
-            positions=self._positions.name if spec.rope is None else repr(spec.rope),
-        )
+
+def _nearness_of(retrievers: dict[int, Retriever]) -> Callable[[int], Nearness | None]:
+    """What eviction asks about each stream. Knows no memory, so that one can be dropped."""
+
+    def nearness(stream: int) -> Nearness | None:
+        retriever = retrievers.get(stream)
+        return retriever.index if retriever is not None and len(retriever.index) else None
+
+    return nearness
 
 
-def pool_bytes(dram: int | None, codec: Codec, spec: KVSpec) -> int:
-    """The pool's size: ``dram``, or the default budget.
+def _close_dropped(prefetcher: Prefetcher, session: Session) -> None:
+    """A memory was dropped without ``close``: close it, on a thread that may wait for locks."""
+    if session.pager.closed:
+        return
 
-    Raises :class:`BudgetError` where it holds less than two windows (the last one stays pinned
-    until the next is complete), the chunk being committed and one being read.
-    """
-    budget = default_dram_budget() if dram is None else dram
-    chunk, sink = (
-        ShardLayout.for_chunk(c, [spec.block_shape] * spec.layers).nbytes
-        for c in (codec, get_codec(SINK_CODEC))
-    )
-    least = (2 * spec.retrieve_chunks + 1) * chunk + (
-        max(chunk, sink) if spec.sink_chunks else chunk
-    )
-    if budget < least:
-        raise BudgetError(
-            f"a DRAM pool of {format_size(budget)} is too small: two windows of "
-            f"{spec.retrieve_chunks} chunks, one being committed and one being read take "
-            f"{format_size(least)}; give more DRAM or retrieve fewer chunks"
-        )
-    return budget
+    def close() -> None:
+        prefetcher.close()
+        try:
+            session.close()
+        except WorldPagerError as error:
+            log.warning("closing a memory that was dropped without close() failed: %s", error)
 
-
-def _rollout_name(number: int) -> str:
-    return f"rollout-{number}"
-
-
-def _latest_rollout(directory: Path) -> int:
-    """Number of the newest rollout stored in ``directory``, 0 where there is none."""
-    number = 0
-    while ChunkStore.exists(directory, _rollout_name(number + 1)):
-        number += 1
-    return number
+    log.warning("a memory was dropped without close(); it is closed in the background")
+    threading.Thread(target=close, name="worldpager-close", daemon=True).start()

@@ -36,6 +36,8 @@ from worldpager.pager.stats import Stats
 from worldpager.pager.table import PageTable
 from worldpager.tiers.extents import page_ceil
 
+NO_ROOM = "no room"
+"""Why a chunk is lost that waited for room in vain."""
 READ_ATTEMPTS = 5
 """A chunk whose reads fail this often in a row, without proof of damage, is given up."""
 
@@ -91,6 +93,7 @@ class Core:
             ev.Reserve: self._reserve,
             ev.Commit: self._commit,
             ev.Abandon: self._abandon,
+            ev.Forgo: self._forgo,
             ev.Adopt: self._adopt,
             ev.Boundary: self._boundary,
             ev.Ahead: self._ahead,
@@ -179,6 +182,10 @@ class Core:
         self.table.move(page, "abandon")
         self.table.let_go(page)
         self._out.append(ev.Progress())
+
+    def _forgo(self, event: ev.Forgo) -> None:
+        self._blocked = False
+        self._room.lose(event.key, NO_ROOM)
 
     def _adopt(self, event: ev.Adopt) -> None:
         page = Page(event.key, event.generation, event.nbytes)

@@ -58,6 +58,16 @@ class Abandon:
 
 
 @dataclass(frozen=True, slots=True)
+class Forgo:
+    """The caller no longer waits for room: the chunk it wanted to reserve is not stored, and lost.
+
+    An older generation, where there is one, stays.
+    """
+
+    key: ChunkKey
+
+
+@dataclass(frozen=True, slots=True)
 class Adopt:
     """Recovery found a whole chunk on NVMe; sent once, before anything else about that chunk."""
 
@@ -154,8 +164,8 @@ class Tick:
 
 
 Event = (
-    Reserve | Commit | Abandon | Adopt | Boundary | Ahead | ReadDone | ReadFailed | WriteDone
-    | WriteFailed | DeleteDone | DeleteFailed | Flush | Tick
+    Reserve | Commit | Abandon | Forgo | Adopt | Boundary | Ahead | ReadDone | ReadFailed
+    | WriteDone | WriteFailed | DeleteDone | DeleteFailed | Flush | Tick
 )  # fmt: skip
 
 

@@ -20,6 +20,9 @@ from worldpager.pager.table import PageTable
 WINDOW_RANK = -1
 """The rank of what a commit or a waiting window needs: before all that is only ahead."""
 
+PRESSURE = "pressure"
+"""Why a chunk was dropped from a pool that was full while writing worked."""
+
 
 class Room:
     """Finds extents, evicting and dropping where it must."""
@@ -95,7 +98,7 @@ class Room:
         self._table.move(page, "drop")
         self._table.let_go(page)
         del self._table.pages[page.key]
-        self.lose(page.key, self._spill.trouble or "pressure")
+        self.lose(page.key, self._spill.trouble or PRESSURE)
 
     def unstage(self, page: Page) -> None:
         """The copy near the compute device, if there is one, is no longer needed."""

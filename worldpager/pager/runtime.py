@@ -1,61 +1,37 @@
 """The runtime: drives the core with real threads, one DRAM arena and real stores.
 
 One lock guards the core; it is held for decisions only, never during I/O, encoding or decoding.
-Reader threads and one writer thread take their work from queues that the core's actions fill, so
-reads never queue behind write-back. The model thread is whoever calls :meth:`Pager.commit` and
-:meth:`Pager.acquire`.
+The worker threads of :mod:`worldpager.pager.workers` carry the core's actions out. The model thread
+is whoever calls :meth:`Pager.commit` and :meth:`Pager.acquire`.
 """
 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
-from collections import defaultdict
+import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
-from typing import Protocol
 
-from worldpager.errors import (
-    BackgroundError,
-    ClosedError,
-    DamagedBlockError,
-    StoreError,
-    StoreFullError,
-)
+from worldpager.errors import BackgroundError, ClosedError
 from worldpager.pager import events as ev
 from worldpager.pager.core import Core
 from worldpager.pager.events import Action, ChunkKey, Event
+from worldpager.pager.room import PRESSURE
+from worldpager.pager.workers import READERS as READERS
+from worldpager.pager.workers import ChunkFiles, Workers
 from worldpager.quant.codec import Bytes
 from worldpager.tiers.arena import Arena
-from worldpager.tiers.bandwidth import TokenBucket
 from worldpager.tiers.staging import HostStaging, Staging
 
 log = logging.getLogger("worldpager")
 
-READERS = 2
-"""Reader threads: one may be stuck in a slow read without stopping the other."""
 TICK_SECONDS = 0.05
 """How often a waiter reminds the core that time passes."""
-
-
-class ChunkFiles(Protocol):
-    """Where the runtime reads and writes one stream's chunks; called from its worker threads."""
-
-    def write(self, chunk: int, image: Bytes) -> None:
-        """Publish ``image`` durably, or raise :class:`StoreError` with nothing published."""
-
-    def read(self, chunk: int, generation: int, out: Bytes) -> None:
-        """Fill ``out`` with the image of that generation of ``chunk``, checked whole.
-
-        Raises :class:`StoreError` where another try may work, :class:`DamagedBlockError` where the
-        stored bytes are not what was written.
-        """
-
-    def delete(self, chunk: int) -> None:
-        """Remove the chunk's file; a missing one is no error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,22 +73,15 @@ class Pager:
         self._patience = patience
         self._lock = threading.Lock()
         self._progress = threading.Condition(self._lock)
-        self._files: list[ChunkFiles] = []
         self._lost: dict[int, list[tuple[int, str]]] = defaultdict(list)
+        self._untold: Counter[str] = Counter()  # lost to failing writes since the last flush
         self._flushed: ev.Flushed | None = None
         self._closed = False
-        self._limits = (TokenBucket(read_limit), TokenBucket(write_limit))
-        self._reads: SimpleQueue[ev.Read | None] = SimpleQueue()
-        self._writes: SimpleQueue[ev.Write | ev.Delete | None] = SimpleQueue()
-        self._workers = [
-            threading.Thread(target=self._read_loop, name=f"worldpager-read-{i}", daemon=True)
-            for i in range(READERS)
-        ]
-        self._workers.append(
-            threading.Thread(target=self._write_loop, name="worldpager-write", daemon=True)
+        self._process = os.getpid()
+        self._workers = Workers(
+            self._arena, self._report, read_limit=read_limit, write_limit=write_limit
         )
-        for worker in self._workers:
-            worker.start()
+        _open.add(self)
 
     # ---- for the model thread ------------------------------------------------------------------
 
@@ -122,8 +91,8 @@ class Pager:
         """
         with self._lock:
             self._check_open()
-            stream = len(self._files)
-            self._files.append(files)
+            stream = len(self._workers.files)
+            self._workers.files.append(files)
             for chunk, generation, nbytes in stored:
                 self._handle(ev.Adopt(ChunkKey(stream, chunk), generation, nbytes))
             return stream
@@ -133,11 +102,14 @@ class Pager:
     ) -> float:
         """Store a chunk of ``nbytes``: ``fill(extent, generation)`` writes its image.
 
-        Returns the seconds waited for room (the commit stall). Whatever ``fill`` raises is passed
-        on, and then nothing was stored and an older generation stays as it is.
+        Returns the seconds waited for room (the commit stall), at most twice the patience: then no
+        room can be made, transfers that hang hold it, and the chunk is lost and counted. Whatever
+        ``fill`` raises is passed on; nothing was stored then, and an older generation stays.
         """
         key = ChunkKey(stream, chunk)
         grant, waited = self._reserve(key, nbytes)
+        if grant is None:
+            return waited
         try:
             fill(self._arena.view(grant.offset, nbytes), grant.generation)
         except BaseException:
@@ -145,10 +117,11 @@ class Pager:
                 self._handle(ev.Abandon(key, grant.generation))
             raise
         with self._lock:
+            self._check_open()
             self._handle(ev.Commit(key, grant.generation))
         return waited
 
-    def _reserve(self, key: ChunkKey, nbytes: int) -> tuple[ev.Granted, float]:
+    def _reserve(self, key: ChunkKey, nbytes: int) -> tuple[ev.Granted | None, float]:
         began, waited = time.perf_counter(), 0.0
         with self._lock:
             while True:
@@ -157,6 +130,9 @@ class Pager:
                 for action in self._handle(event):
                     if isinstance(action, ev.Granted):
                         return action, waited
+                if waited > 2 * self._patience:
+                    self._handle(ev.Forgo(key))
+                    return None, waited
                 self._wait()
                 waited = time.perf_counter() - began
 
@@ -222,12 +198,20 @@ class Pager:
                     f"{timeout:g} s; the disk is too slow or stuck"
                 )
             self._wait()
+            self._check_open()
         failed = self._flushed.failed  # type: ignore[unreachable]  # set by another thread
+        lost, self._untold = self._untold, Counter()
         if failed:
             chunks = ", ".join(str(key.chunk) for key in failed[:8])
             raise BackgroundError(
                 f"{len(failed)} chunks could not be written ({self._core.trouble or 'dropped'}), "
                 f"among them {chunks}; they are lost when the pager closes"
+            )
+        if lost:
+            reasons = ", ".join(f"{reason}: {count}" for reason, count in lost.items())
+            raise BackgroundError(
+                f"{lost.total()} chunks were lost since the last flush, since they could not be "
+                f"written ({reasons}); all others are on disk"
             )
 
     def settle(self, timeout: float = 30.0) -> None:
@@ -243,26 +227,28 @@ class Pager:
         """Flush, stop the threads and free the pool, within about ``timeout`` seconds.
 
         May be called twice and from any thread. Raises :class:`BackgroundError` where something
-        committed could not be made durable; everything is closed all the same.
+        committed could not be made durable; everything is closed all the same, but for a transfer
+        that hangs: its thread, and the pool it works in, end with it.
         """
-        with self._lock:
-            if self._closed:
-                return
-            try:
-                self._flush(timeout)
-            finally:
-                self._closed = True
-                self._progress.notify_all()
-                for _ in range(READERS):
-                    self._reads.put(None)
-                self._writes.put(None)
-        for limit in self._limits:
-            limit.close()
-        deadline = time.monotonic() + max(0.5, timeout / 5)
-        for worker in self._workers:
-            worker.join(max(0.0, deadline - time.monotonic()))
-        if not any(worker.is_alive() for worker in self._workers):
-            self._arena.close()  # else a stuck transfer still writes into it
+        try:
+            with self._lock:
+                if self._closed:
+                    return
+                try:
+                    with suppress(ClosedError):  # another thread was quicker
+                        self._flush(timeout)
+                finally:
+                    self._closed = True
+                    self._progress.notify_all()
+        finally:
+            if self._process == os.getpid() and self._workers.close(max(0.5, timeout / 5)):
+                self._arena.close()
+
+    def disown(self) -> None:
+        """In a forked child, where no worker lives: closed from the start."""
+        self._lock = threading.Lock()
+        self._progress = threading.Condition(self._lock)
+        self._closed = True
 
     def __enter__(self) -> Pager:
         return self
@@ -275,11 +261,24 @@ class Pager:
         """The core, to look at: its counters and byte counts. Never send it events from outside."""
         return self._core
 
+    @property
+    def arena(self) -> Arena:
+        """The pool's memory, to look at."""
+        return self._arena
+
+    @property
+    def closed(self) -> bool:
+        """Whether the pager was closed, or belongs to the process that forked this one."""
+        return self._closed
+
     # ---- carrying out ----------------------------------------------------------------------------
 
     def _check_open(self) -> None:
         if self._closed:
-            raise ClosedError("the pager is closed; open the session again to go on")
+            raise ClosedError(
+                "the pager is closed, or belongs to the process that forked this one; open the "
+                "session again to go on"
+            )
 
     def _wait(self) -> None:
         """Wait for progress; time that passes without any is a tick, so that retries come due."""
@@ -291,16 +290,16 @@ class Pager:
         actions = self._core.handle(event)
         for action in actions:
             match action:
-                case ev.Read():
-                    self._reads.put(action)
-                case ev.Write() | ev.Delete():
-                    self._writes.put(action)
+                case ev.Read() | ev.Write() | ev.Delete():
+                    self._workers.submit(action)
                 case ev.Stage(key, generation, offset, nbytes):
                     self._staging.stage((key, generation), self._arena.view(offset, nbytes))
                 case ev.Unstage(key, generation):
                     self._staging.release((key, generation))
                 case ev.Lost(key, reason):
                     self._lost[key.stream].append((key.chunk, reason))
+                    if isinstance(event, ev.Reserve) and reason != PRESSURE:
+                        self._untold[reason] += 1
                 case ev.Health(reason):
                     self._report_health(reason)
                 case ev.Flushed():
@@ -322,52 +321,13 @@ class Pager:
         with self._lock:
             self._handle(event)
 
-    def _read_loop(self) -> None:
-        while (job := self._reads.get()) is not None:
-            self._report(self._read(job))
 
-    def _read(self, job: ev.Read) -> Event:
-        key, generation = job.key, job.generation
-        try:
-            deadline = self._limits[0].reserve(job.nbytes)
-            view = self._arena.view(job.offset, job.nbytes)
-            self._files[key.stream].read(key.chunk, generation, view)
-        except DamagedBlockError as error:
-            log.warning("chunk %d is damaged on disk: %s", key.chunk, error)
-            return ev.ReadFailed(key, generation, error.reason, damaged=True)
-        except (StoreError, OSError) as error:
-            return ev.ReadFailed(key, generation, _reason(error), damaged=False)
-        self._pace(0, deadline)
-        return ev.ReadDone(key, generation)
-
-    def _write_loop(self) -> None:
-        while (job := self._writes.get()) is not None:
-            self._report(self._write(job) if isinstance(job, ev.Write) else self._delete(job))
-
-    def _write(self, job: ev.Write) -> Event:
-        key, generation = job.key, job.generation
-        try:
-            deadline = self._limits[1].reserve(job.nbytes)
-            self._files[key.stream].write(key.chunk, self._arena.view(job.offset, job.nbytes))
-        except (StoreError, OSError) as error:
-            return ev.WriteFailed(key, generation, _reason(error))
-        self._pace(1, deadline)
-        return ev.WriteDone(key, generation)
-
-    def _pace(self, direction: int, deadline: float) -> None:
-        """Hold a finished transfer back until its bandwidth limit would have let it through."""
-        with suppress(ClosedError):
-            self._limits[direction].wait(deadline)
-
-    def _delete(self, job: ev.Delete) -> Event:
-        try:
-            self._files[job.key.stream].delete(job.key.chunk)
-        except (StoreError, OSError) as error:
-            log.warning("a replaced file of chunk %d cannot be removed: %s", job.key.chunk, error)
-            return ev.DeleteFailed(job.key, job.generation, _reason(error))
-        return ev.DeleteDone(job.key, job.generation)
+_open: weakref.WeakSet[Pager] = weakref.WeakSet()
 
 
-def _reason(error: Exception) -> str:
-    """A short word for counters."""
-    return "no space" if isinstance(error, StoreFullError) else "I/O error"
+def _disown_in_child() -> None:
+    for pager in _open:
+        pager.disown()
+
+
+os.register_at_fork(after_in_child=_disown_in_child)

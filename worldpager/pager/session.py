@@ -6,20 +6,27 @@ listing the folder and checking the chunks' tails, after a clean close and after
 
 from __future__ import annotations
 
+import logging
+import threading
+import time
+from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from worldpager.errors import ClosedError
+from worldpager.errors import BackgroundError, ClosedError, StoreError
 from worldpager.pager.core import Core
 from worldpager.pager.runtime import Pager
 from worldpager.quant.codec import Bytes
 from worldpager.quant.shard import ChunkRecord, verify_image
+from worldpager.tiers.io_backend import IOBackend
 from worldpager.tiers.space import DiskCap
 from worldpager.tiers.spec import StoreSpec
 from worldpager.tiers.store import ChunkStore
+
+log = logging.getLogger("worldpager")
 
 
 class StreamFiles:
@@ -31,7 +38,13 @@ class StreamFiles:
         self._identity = store.spec.identity(stream)
 
     def write(self, chunk: int, image: Bytes) -> None:
-        self._store.write(chunk, image, self._stream)
+        try:
+            self._store.write(chunk, image, self._stream)
+        except StoreError:
+            # If only the last sync failed the file is there, and nobody would know of it.
+            with suppress(StoreError):
+                self._store.delete(chunk, self._stream)
+            raise
 
     def read(self, chunk: int, generation: int, out: Bytes) -> None:
         self._store.read(chunk, out, self._stream)
@@ -51,13 +64,21 @@ class Rollout:
     """One rollout's place in the pager and on disk.
 
     ``stream``: its number in the pager. ``identity``: what its blocks carry. ``found``: records of
-    the chunks that were on disk when it was opened.
+    the chunks that were on disk when it was opened. ``damaged``: those that were there but not as
+    they were written, counted by reason; they are absent.
     """
 
     def __init__(self, pager: Pager, store: ChunkStore) -> None:
         self.store = store
         self.identity = store.spec.identity()
         stored = store.contents()
+        self.damaged = Counter(chunk.reason for chunk in store.damaged)
+        if self.damaged:
+            reasons = ", ".join(f"{reason}: {n}" for reason, n in self.damaged.items())
+            log.warning(
+                "%d stored chunks are damaged and count as absent (%s); 'worldpager verify' lists "
+                "them", self.damaged.total(), reasons,
+            )  # fmt: skip
         self.found: list[ChunkRecord] = [chunk.record for chunk in stored]
         self.stream = pager.add_stream(
             StreamFiles(store, 0),
@@ -77,13 +98,17 @@ class Session:
         disk_cap: int | None = None,
         read_limit: int | None = None,
         write_limit: int | None = None,
+        io: IOBackend | None = None,
     ) -> None:
         """Open or create ``spec``'s rollout in ``directory`` and start the pager on ``core``.
 
-        Raises as :meth:`ChunkStore.open`, before any thread is started or pool allocated.
+        ``io``: the system calls on files; ``None`` for the system's own. Raises as
+        :meth:`ChunkStore.open`, before any thread is started or pool allocated.
         """
         self._directory = Path(directory)
-        self._disk_cap = None if disk_cap is None else DiskCap(disk_cap)
+        self._io = io
+        self._disk_cap = DiskCap(disk_cap)
+        self._closing = threading.Lock()
         self._stores: list[ChunkStore] = []
         store = self._open_store(spec)
         try:
@@ -91,12 +116,18 @@ class Session:
         except BaseException:
             store.close()
             raise
-        self.rollout = Rollout(self.pager, store)
+        self._damaged: Counter[str] = Counter()
+        self.rollout = self._begin(store)
+
+    def _begin(self, store: ChunkStore) -> Rollout:
+        rollout = Rollout(self.pager, store)
+        self._damaged += rollout.damaged
+        return rollout
 
     def _open_store(self, spec: StoreSpec) -> ChunkStore:
-        known = ChunkStore.exists(self._directory, spec.rollout)
+        known = ChunkStore.exists(self._directory, spec.rollout, io=self._io)
         opened = (ChunkStore.open if known else ChunkStore.create)(
-            self._directory, spec, disk_cap=self._disk_cap
+            self._directory, spec, disk_cap=self._disk_cap, io=self._io
         )
         self._stores.append(opened)
         return opened
@@ -106,13 +137,28 @@ class Session:
         spec, ended = replace(self.rollout.store.spec, rollout=name), self.rollout.stream
         self.pager.ahead(ended, ())
         self.pager.acquire(ended, 0, (), ())  # an empty window: nothing stays pinned
-        self.rollout = Rollout(self.pager, self._open_store(spec))
+        self.rollout = self._begin(self._open_store(spec))
         return self.rollout
 
     @property
     def disk_bytes(self) -> int:
-        """Bytes of all files of the rollouts opened here."""
-        return sum(store.bytes_used for store in self._stores)
+        """Bytes of all files of the rollouts in the directory, opened here or not."""
+        return self._disk_cap.taken
+
+    @property
+    def disk_limit(self) -> int | None:
+        """The cap on :attr:`disk_bytes`."""
+        return self._disk_cap.limit
+
+    @property
+    def method(self) -> str:
+        """The I/O method in use for the current rollout and why, if not the preferred one."""
+        return self.rollout.store.method
+
+    @property
+    def damaged(self) -> Counter[str]:
+        """Chunks found damaged on opening, by reason."""
+        return self._damaged
 
     def flush(self, timeout: float | None = None) -> None:
         """As :meth:`Pager.flush`."""
@@ -121,16 +167,40 @@ class Session:
     def close(self, timeout: float = 5.0) -> None:
         """Flush, publish the metadata arrays, stop the pager, unlock the directory.
 
-        May be called twice. Raises what flushing or publishing raised; all is closed all the same.
+        Takes about ``timeout`` seconds at most. May be called twice and from any thread. Raises
+        what flushing or publishing raised; all is closed all the same.
         """
-        try:
-            with suppress(ClosedError):
-                self.pager.close(timeout)
+        deadline = time.monotonic() + timeout
+        with self._closing:
+            try:
+                with suppress(ClosedError):
+                    self.pager.close(timeout)
+                    self._publish(max(0.5, deadline - time.monotonic()))
+            finally:
+                for store in self._stores:
+                    store.close()
+
+    def _publish(self, timeout: float) -> None:
+        """Publish all rollouts' metadata, on a thread that may be left behind where disks hang."""
+        failures: list[Exception] = []
+
+        def publish() -> None:
+            try:
                 for store in self._stores:
                     publish_chunks(store)
-        finally:
-            for store in self._stores:
-                store.close()
+            except Exception as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=publish, name="worldpager-publish", daemon=True)
+        thread.start()
+        thread.join(timeout)
+        if thread.is_alive():
+            raise BackgroundError(
+                f"the metadata arrays were not written within {timeout:.1f} s: the disk is too "
+                "slow or stuck; all chunks are on disk"
+            )
+        for failure in failures:
+            raise failure
 
 
 def publish_chunks(store: ChunkStore) -> None:

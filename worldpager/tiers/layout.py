@@ -16,11 +16,17 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from pydantic import JsonValue, ValidationError
 
-from worldpager.errors import ConfigError, ForeignDirectoryError, IdentityError
+from worldpager.errors import (
+    ConfigError,
+    ForeignDirectoryError,
+    IdentityError,
+    StoreLockedError,
+)
 from worldpager.tiers import documents, lock
 from worldpager.tiers.io_backend import IOBackend
 from worldpager.tiers.metadata import rollout_files
@@ -152,6 +158,22 @@ def sweep(io: IOBackend, root: Path) -> None:
     for folder in (root, *(root / name for name in io.list_folder(root))):
         if documents.is_folder(io, folder):
             documents.sweep(io, folder)
+
+
+def tidy(io: IOBackend, root: Path) -> None:
+    """Remove what a killed process left in a rollout: its lock and temporary files.
+
+    Does nothing where there is no lock, or where its owner lives.
+    """
+    for name in io.list_folder(root):
+        folder = root / name
+        if documents.is_folder(io, folder) and lock.NAME in io.list_folder(folder):
+            with suppress(StoreLockedError, ForeignDirectoryError):
+                left = lock.DirectoryLock(folder)
+                try:
+                    sweep(io, root)
+                finally:
+                    left.release()
 
 
 def remove_files(io: IOBackend, root: Path) -> None:

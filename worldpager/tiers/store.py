@@ -202,6 +202,7 @@ class ChunkStore:
                 temp = documents.temporary(target)
                 try:
                     self._files.write_new(temp, image)
+                    self._require_writable()  # a write that hung may come to life after close()
                     self._io.rename(temp, target)
                 except BaseException:
                     self._discard(temp)
@@ -324,6 +325,8 @@ class ChunkStore:
         self._count_metadata()
         for folder in layout.rollout_folders(self._io, self._root.parent):
             if not self._space.cap.knows(folder):
+                if self._owned is not None:
+                    layout.tidy(self._io, folder)
                 self._space.cap.set(folder, sum(n for _, n in rollout_files(self._io, folder)))
 
     def _count_metadata(self) -> None:
