@@ -16,7 +16,7 @@ ARGS   ?=
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
-	$(BIN)/worldpager rollout --chunks 1200 --path loop --dram 720KiB --codec int4 --out demo $(ARGS)
+	$(BIN)/worldpager rollout --chunks 1200 --path loop --dram 720KiB --chunk-time 50ms --out demo $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest $(ARGS)

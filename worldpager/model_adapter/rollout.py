@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import closing
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import torch
@@ -43,6 +43,19 @@ def weights_identity(path: Path = WEIGHTS) -> str:
     return f"builtin-{xxhash.xxh3_64_hexdigest(path.read_bytes())}"
 
 
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute on one thread: the model is so small that several would wait for each other more than
+    they compute, and the pager's threads have use for the other cores.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 class MemoryHook:
     """Calls ``boundary`` before each chunk of a pipeline: what a frontend's glue does."""
 
@@ -77,6 +90,7 @@ def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
         frames = pipeline.generate(chunk, config.path[chunk])
 
     with (
+        _one_thread(),
         closing(WorldMemory(config.memory(), spec)) as memory,
         (config.out_dir / "frames.bin").open("wb") as film,
     ):
