@@ -67,3 +67,13 @@ def test_a_bad_option_is_one_clear_line(
     assert len(message.splitlines()) == 1
     for word in words:
         assert word in message
+
+
+def test_walls_speed_and_wear(worldpager: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    status, printed, _ = worldpager(
+        "plan", "--model", "matrix-game-2", "--host-memory", "32GiB", "--endurance", "600TB"
+    )
+    assert status == 0
+    for words in ("341 chunks", "2500 chunks", "0.62 x real time", "9.23 TB", "65 days"):
+        assert words in printed

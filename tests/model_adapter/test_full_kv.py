@@ -30,7 +30,7 @@ def paged(store: Path, codec: str, reopen_at: int | None = None) -> list[torch.T
         if chunk == reopen_at:  # everything older comes from NVMe now
             memory.close()
             memory = WorldMemory(rollout.memory(), spec)
-        pipeline.before_chunk = MemoryHook(memory, rollout)
+        pipeline.before_chunk = MemoryHook(memory, path)
         frames.append(pipeline.generate(chunk, path[chunk]))
     memory.close()
     return frames

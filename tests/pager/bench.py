@@ -37,7 +37,7 @@ class Bench:
             eviction=Lru(),
             fallback=get_fallback(fallback),
             pressure=pressure,
-            write_back=write_back or WriteBack(1, 1),
+            write_back=write_back or WriteBack(1, 1, spare=0),
             **slots,
         )
         self.actions: list[Action] = []

@@ -225,7 +225,7 @@ def test_a_lost_chunk_written_again_replaces_the_file_that_could_not_be_read() -
 
 
 def test_write_back_starts_above_its_mark_with_the_coldest() -> None:
-    bench = Bench(4, write_back=WriteBack(0.5, 0.8))
+    bench = Bench(4, write_back=WriteBack(0.5, 0.8, spare=0))
     bench.commit(0, 1)
     assert not bench.writing
     bench.boundary(0)
@@ -237,7 +237,7 @@ def test_write_back_starts_above_its_mark_with_the_coldest() -> None:
 
 
 def test_write_back_yields_to_reads_until_it_is_urgent() -> None:
-    bench = Bench(5, write_back=WriteBack(0.3, 0.7))
+    bench = Bench(5, write_back=WriteBack(0.3, 0.7, spare=0))
     bench.send(ev.Adopt(key(9), 1, PAGE))
     bench.send(ev.Ahead(0, (9,)))
     bench.commit(0, 1, 2)
@@ -246,6 +246,20 @@ def test_write_back_yields_to_reads_until_it_is_urgent() -> None:
     bench.commit(3)
     assert bench.writing == [0]
     assert bench.core.stats.first_read_chunk == 1
+
+
+def test_write_back_keeps_room_for_the_next_commit_even_while_reading() -> None:
+    bench = Bench(5, write_back=WriteBack(1, 1, spare=2))
+    bench.send(ev.Adopt(key(9), 1, PAGE))
+    bench.send(ev.Ahead(0, (9,)))
+    bench.commit(0, 1)
+    assert bench.reading == [9]
+    assert not bench.writing, "there is room for two more"
+    bench.commit(2)
+    assert bench.writing == [0]
+    bench.done()  # the read
+    bench.done()  # the write
+    assert not bench.writing, "one place is free and two clean chunks may leave"
 
 
 def test_write_back_marks_are_checked() -> None:

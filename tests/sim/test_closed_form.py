@@ -183,3 +183,43 @@ def test_spill_and_session_by_counting(pool: int, size: int, sink: int, sink_siz
     )
     for chunks in (1, sink + 1, 50):
         assert closed_form.session_bytes(chunks, size, sink, sink_size) == sum(sizes[:chunks])
+
+
+def test_every_wall_of_matrix_game() -> None:
+    walls = {wall.name: wall.rows for wall in MG2.walls}
+    assert walls == {"position table": 1024, "action table": 7500}
+    chunks = [closed_form.positional_horizon_chunks(w.rows, 3) for w in MG2.walls]
+    assert chunks == [341, 2500]  # nearest first; a session of 3,000 chunks meets both
+
+
+@pytest.mark.parametrize(
+    ("model", "chunks"),
+    [("lingbot-world", 256), ("self-forcing", 341), ("longlive", 128), ("matrix-game-2", 341)],
+)
+def test_the_first_wall_of_each_model(model: str, chunks: int) -> None:
+    geometry = get_preset(model)
+    rows = geometry.walls[0].rows
+    assert closed_form.positional_horizon_chunks(rows, geometry.frames_per_chunk) == chunks
+
+
+def test_real_time_factor_as_published() -> None:
+    """9.5 frames a second of a video at 16; 3,000 chunks in 63.2 minutes."""
+    assert closed_form.real_time_factor(MG2.video_seconds_per_chunk, 12 / 9.5) == pytest.approx(
+        9.5 / 16
+    )
+
+
+def test_wear() -> None:
+    """One chunk of 129.25 MB every 1.2105 s is 106.8 MB/s, 9.2 TB a day; 600 TB last 65 days."""
+    day = closed_form.written_bytes(86_400, INT4_BYTES, T_C)
+    assert day / 1e12 == pytest.approx(9.226, abs=0.001)
+    life = closed_form.disk_life_seconds(600e12, INT4_BYTES, T_C)
+    assert life / 86_400 == pytest.approx(600e12 / day)
+    assert closed_form.written_bytes(life, INT4_BYTES, T_C) == pytest.approx(600e12)
+
+
+def test_device_memory() -> None:
+    assert closed_form.staging_bytes(3, 100) == 600
+    bf16 = closed_form.chunk_bytes(MG2, get_codec("bf16")).payload
+    assert closed_form.window_bytes(MG2, 3) == 5 * bf16  # three retrieved, recent, current
+    assert closed_form.window_bytes(get_preset("builtin"), 3) == 6 * 98_304  # and a sink

@@ -97,3 +97,25 @@ def test_nonsense_is_refused_by_name(option: str, value: float, word: str) -> No
 def test_an_unknown_model_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ConfigError, match=r"doom.*matrix-game-2.*builtin"):
         get_preset("doom")
+
+
+def test_every_wall_is_in_the_plan_and_whose_it_is() -> None:
+    found = [(h.name, h.rows, h.chunks, h.ours) for h in plan().horizons]
+    assert found == [("position table", 1024, 341, True), ("action table", 7500, 2500, False)]
+    assert plan().horizons[1].seconds == 2500 * 0.75
+
+
+def test_speed_and_device_memory() -> None:
+    answer = plan()
+    assert answer.frames_per_second == pytest.approx(9.91, abs=0.005)
+    assert answer.real_time_factor == pytest.approx(0.62, abs=0.001)
+    assert answer.staging_bytes == 6 * answer.chunk_bytes
+    assert answer.window_bytes == 5 * 486_604_800
+
+
+def test_wear_of_a_rated_drive() -> None:
+    answer = plan(rated_bytes=600 * 10**12)
+    assert answer.written_per_day == pytest.approx(24 * answer.written_per_hour)
+    assert answer.written_per_hour / 1e9 == pytest.approx(384.4, abs=0.2)
+    assert answer.disk_life_hours == pytest.approx(600e12 / answer.written_per_hour)
+    assert plan().disk_life_hours is None

@@ -10,10 +10,15 @@ from typing import Annotated, cast
 
 import typer
 
+from worldpager.cli.doctor import doctor
 from worldpager.cli.inspect import inspect
 from worldpager.cli.messages import one_line
 from worldpager.cli.plan import plan
+from worldpager.cli.predict import predict
+from worldpager.cli.replay import replay
+from worldpager.cli.reproduce import reproduce
 from worldpager.cli.rollout import rollout
+from worldpager.cli.validate import validate
 from worldpager.cli.verify import verify
 from worldpager.errors import WorldPagerError
 
@@ -34,7 +39,7 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (plan, rollout, inspect, verify):
+for command in (doctor, plan, predict, rollout, validate, replay, reproduce, inspect, verify):
     app.command()(command)
 
 

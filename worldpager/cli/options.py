@@ -38,3 +38,11 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard outpu
 StoreDirectory = Annotated[
     Path, typer.Argument(metavar="DIR", help="A rollout's store, as `rollout --store` made it.")
 ]
+Machine = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME|FILE",
+        help="A machine preset (rtx4090-32gib, rtx4090-64gib, sata, nvme-pcie3, -pcie4, -pcie5) "
+        "or a profile that `doctor --out` wrote.",
+    ),
+]

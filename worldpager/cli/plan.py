@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worldpager.cli.options import Json, duration, rate, size
+from worldpager.cli.options import Json, Machine, duration, rate, size
 from worldpager.errors import ConfigError
 from worldpager.units import format_duration, format_rate, format_size
 
@@ -67,17 +67,31 @@ def plan(
         int | None,
         typer.Option(parser=rate, metavar="RATE", help="Say whether write-back keeps up with it."),
     ] = None,
+    machine: Machine = None,
+    endurance: Annotated[
+        int | None,
+        typer.Option(
+            parser=size, metavar="SIZE", help="Rated endurance of the drive (TBW), e.g. 600TB."
+        ),
+    ] = None,
     json: Json = False,
 ) -> None:
     """Say before a run where its memory spills and what keeps it free of stalls."""
     from worldpager.quant.codec import get_codec
     from worldpager.sim.closed_form import DEFAULT_RESERVE_BYTES, pool_bytes
+    from worldpager.sim.machines import load_machine
     from worldpager.sim.plan import make_plan
     from worldpager.sim.presets import get_preset
     from worldpager.tiers.budget import memory_limit
 
     if dram is not None and (host_memory is not None or reserve is not None):
         raise ConfigError("--dram is the pool itself; leave --host-memory and --reserve out")
+    known = None if machine is None else load_machine(machine)
+    if known is not None:
+        host_memory = host_memory or known.usable_bytes
+        reserve = known.reserve_bytes if reserve is None else reserve
+        read_bandwidth = read_bandwidth or round(known.disk.read_bandwidth)
+        write_bandwidth = write_bandwidth or round(known.disk.write_bandwidth)
     if dram is None:
         dram = pool_bytes(
             memory_limit().limit if host_memory is None else host_memory,
@@ -92,6 +106,7 @@ def plan(
         chunk_seconds=chunk_time,
         read_bandwidth=read_bandwidth,
         write_bandwidth=write_bandwidth,
+        rated_bytes=endurance or (None if known is None else known.disk.rated_bytes),
     )
     if json:
         typer.echo(answer.model_dump_json(indent=2))
@@ -154,11 +169,33 @@ def _rows(plan: Plan) -> list[tuple[str, str, str, str]]:
             f"{plan.payload_session_bytes / 1e9:.4g} GB",
             f"chunks x B; {format_duration(plan.session_video_seconds)} of video",
         ),
+        *(
+            (
+                f"horizon, {horizon.name}",
+                f"{horizon.chunks} chunks",
+                "",
+                f"{horizon.rows} rows / frames; {format_duration(horizon.seconds)}, "
+                + ("not ours to hit" if horizon.ours else "the frontend's to handle"),
+            )
+            for horizon in plan.horizons
+        ),
         (
-            "positional horizon",
-            f"{plan.positional_horizon_chunks} chunks",
+            "speed",
+            f"{plan.real_time_factor:.3g} x real time",
             "",
-            f"rows / frames; {format_duration(plan.positional_horizon_seconds)}, not ours to hit",
+            f"video / T; {plan.frames_per_second:.2f} frames a second",
+        ),
+        (
+            "window, staging on the device",
+            f"{format_size(plan.window_bytes)}, {format_size(plan.staging_bytes)}",
+            "",
+            f"16-bit chunks in attention; 2 x {plan.retrieve} B",
+        ),
+        (
+            "written per hour, per day",
+            f"{plan.written_per_hour / 1e9:.4g} GB, {plan.written_per_day / 1e12:.3g} TB",
+            "",
+            "B / T, generating all the time",
         ),
     ]
     if plan.read_bandwidth is not None:
@@ -170,6 +207,16 @@ def _rows(plan: Plan) -> list[tuple[str, str, str, str]]:
         at = f"at {format_rate(plan.write_bandwidth)}"
         rows.append(
             (f"writes keep up {at}", "yes" if plan.writes_keep_up else "no", "", "B_W >= B / T")
+        )
+    if plan.disk_life_hours is not None and plan.rated_bytes is not None:
+        hours, rated = plan.disk_life_hours, plan.rated_bytes / 1e12
+        rows.append(
+            (
+                f"disk life, rated {rated:.4g} TB",
+                f"{hours:.0f} h",
+                "",
+                f"rated / (B / T); {hours / 24:.3g} days",
+            )
         )
     return rows
 

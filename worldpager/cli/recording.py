@@ -8,11 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
 from pathlib import Path
 
 import numpy as np
 
+from worldpager.cli.frontends import Rollout
 from worldpager.cli.messages import one_line
 from worldpager.cli.metrics import MetricsLog, read_metrics
 from worldpager.cli.pictures import comparisons, write_film
@@ -32,7 +34,9 @@ METRICS, SUMMARY, REPORT, FILM = "metrics.jsonl", "summary.json", "report.html",
 FRAMES = "frames.bin"
 """Raw frames as the rollout made them: uint8 ``[frames, side, side, 3]``, RGB."""
 BASELINE = "without-memory"
-_RESULTS = (METRICS, SUMMARY, REPORT, FILM, FRAMES, "store", BASELINE)
+POSES = "poses.npy"
+"""The camera path as it was asked for: float64 ``[chunks, frames, 4, 4]``, camera-to-world."""
+_RESULTS = (METRICS, SUMMARY, REPORT, FILM, FRAMES, POSES, "store", BASELINE)
 
 
 @contextmanager
@@ -78,10 +82,21 @@ def read_frames(folder: Path) -> Frames:
 
 
 class Recording:
-    """One rollout of the built-in model and its results in ``config.out_dir``."""
+    """One rollout and its results in ``config.out_dir``.
 
-    def __init__(self, config: RolloutConfig, path_name: str, geometry: ModelGeometry) -> None:
+    ``rollout``: what runs it, :func:`run_rollout` for the built-in model. One without pictures
+    leaves no film, and nothing to compare.
+    """
+
+    def __init__(
+        self,
+        config: RolloutConfig,
+        path_name: str,
+        geometry: ModelGeometry,
+        rollout: Rollout | None = None,
+    ) -> None:
         self._config = config
+        self._rollout = rollout or run_rollout
         self._out = Path(config.out_dir)
         self._path_name = path_name
         self._geometry = geometry
@@ -94,7 +109,7 @@ class Recording:
         """
         status: Status = "complete"
         failure: WorldPagerError | OSError | None = None
-        started = time.monotonic()
+        started, self._started = time.monotonic(), datetime.now(UTC)
         wall_seconds = None
         with _terminated_like_interrupted():
             try:
@@ -117,10 +132,11 @@ class Recording:
 
     def _drive(self) -> None:
         config = self._config
+        np.save(self._out / POSES, config.path, allow_pickle=False)
         with (
             MetricsLog(self._out / METRICS) as log,
             RolloutProgress("rollout", config.chunks, config.dram_bytes) as progress,
-            closing(run_rollout(config)) as steps,
+            closing(self._rollout(config)) as steps,
         ):
             for metrics in steps:
                 log.write(metrics.as_dict())
@@ -140,7 +156,7 @@ class Recording:
         )
         with (
             RolloutProgress("without memory", config.chunks, config.dram_bytes) as progress,
-            closing(run_rollout(config)) as steps,
+            closing(self._rollout(config)) as steps,
         ):
             for metrics in steps:
                 progress.update(metrics)
@@ -167,6 +183,7 @@ class Recording:
                 psnr_without_memory=None if without is None else psnr(without, revisits),
             ),
             options=self._options(),
+            started=self._started.isoformat(),
         )
         write_summary(summary, self._out / SUMMARY)
         write_film(frames, without, self._out / FILM)
@@ -178,6 +195,7 @@ class Recording:
     def _options(self) -> dict[str, object]:
         config = self._config
         return {
+            "model": self._geometry.name,
             "chunks": config.chunks,
             "path": self._path_name,
             "dram_bytes": config.dram_bytes,
@@ -185,6 +203,11 @@ class Recording:
             "store": os.fspath(config.store_dir),
             "codec": config.codec,
             "retrieve": config.retrieve,
+            "retrieval": config.retrieval,
+            "eviction": config.eviction,
+            "known_ahead": config.known_ahead,
+            "prefetch": config.prefetch,
+            "write_back": asdict(config.write_back),
             "on_miss": config.on_miss,
             "read_limit": config.read_limit,
             "write_limit": config.write_limit,

@@ -1,4 +1,8 @@
-"""``worldpager rollout``: the built-in world model with a memory larger than its pool."""
+"""``worldpager rollout``: a world model with a memory larger than its pool.
+
+The built-in model by default; any other preset runs as a synthetic frontend: its geometry, its
+compute time and real bytes, but no pictures.
+"""
 
 from __future__ import annotations
 
@@ -15,6 +19,7 @@ from worldpager.units import format_size
 
 if TYPE_CHECKING:
     from worldpager.cli.summary import Summary
+    from worldpager.sim.presets import ModelGeometry
 
 DEFAULT_CHUNKS = 300
 DEFAULT_DRAM = 2**20
@@ -30,6 +35,19 @@ class OnMiss(StrEnum):
 
 
 def rollout(
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="builtin, or a model that `plan` knows: then real KV of its size, no pictures.",
+        ),
+    ] = "builtin",
+    scale: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FRACTION", help="Share of that model's KV to make, e.g. 1/30: fewer layers."
+        ),
+    ] = None,
     chunks: Annotated[
         int | None, typer.Option(help=f"Length of the rollout; default {DEFAULT_CHUNKS}.")
     ] = None,
@@ -48,7 +66,8 @@ def rollout(
         typer.Option(
             parser=size,
             metavar="SIZE",
-            help=f"Size of the DRAM pool; default {format_size(DEFAULT_DRAM)}, some 27 chunks.",
+            help=f"Size of the DRAM pool; default {format_size(DEFAULT_DRAM)} for builtin, some 27 "
+            "chunks, and as many chunks for other models.",
         ),
     ] = None,
     store: Annotated[
@@ -91,13 +110,15 @@ def rollout(
     json: Json = False,
 ) -> None:
     """Run the built-in model and write metrics.jsonl, summary.json, report.html and video.gif."""
+    from worldpager.cli.frontends import synthetic_rollout
     from worldpager.cli.recording import Recording, claimed
     from worldpager.model_adapter.rollout import RolloutConfig
     from worldpager.prefetch.paths import make_path
     from worldpager.quant.codec import get_codec
     from worldpager.sim.presets import get_preset
 
-    geometry = get_preset("builtin")
+    geometry = get_preset(model if scale is None else f"{model}@{scale}")
+    synthetic = geometry.name != "builtin"
     length = _length(chunks, minutes, geometry.video_seconds_per_chunk)
     if retrieve < 0:
         raise ConfigError(f"--retrieve cannot be {retrieve}; 0 switches memory off")
@@ -105,7 +126,7 @@ def rollout(
     config = RolloutConfig(
         chunks=length,
         path=make_path(path, length, geometry.frames_per_chunk, seed),
-        dram_bytes=DEFAULT_DRAM if dram is None else dram,
+        dram_bytes=dram or (_default_pool(geometry, codec) if synthetic else DEFAULT_DRAM),
         store_dir=out / "store" if store is None else store,
         disk_bytes=disk,
         codec=codec,
@@ -113,18 +134,32 @@ def rollout(
         on_miss=on_miss.value,
         read_limit=read_limit,
         write_limit=write_limit,
-        chunk_time=chunk_time,
+        chunk_time=geometry.compute_seconds if synthetic and chunk_time is None else chunk_time,
         seed=seed,
         out_dir=out,
     )
+    runner = synthetic_rollout(geometry, retrieve) if synthetic else None
+    if synthetic and not json:
+        typer.echo(f"synthetic {geometry.name}: {geometry.note}", err=True)
     with claimed(out):
-        summary = Recording(config, path, geometry).run(compare=compare and retrieve > 0)
+        recording = Recording(config, path, geometry, runner)
+        summary = recording.run(compare=compare and retrieve > 0 and not synthetic)
     if json:
         typer.echo(summary.model_dump_json(indent=2))
     else:
         _show(summary, out)
     if summary.status == "interrupted":
         raise KeyboardInterrupt
+
+
+def _default_pool(geometry: ModelGeometry, codec: str) -> int:
+    """Some 27 chunks."""
+    from worldpager.model_adapter.memory import SINK_CODEC
+    from worldpager.quant.codec import get_codec
+    from worldpager.sim.closed_form import chunk_bytes
+
+    sink = chunk_bytes(geometry, get_codec(SINK_CODEC)).stored
+    return 27 * chunk_bytes(geometry, get_codec(codec)).stored + geometry.sink_chunks * sink
 
 
 def _length(chunks: int | None, minutes: float | None, seconds_per_chunk: float) -> int:

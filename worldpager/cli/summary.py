@@ -62,15 +62,17 @@ class Revisit(BaseModel):
 class Summary(BaseModel):
     """The outcome of ``worldpager rollout``. Chunk numbers count from 1.
 
-    ``stall_ms`` is what the boundary waited for data; ``decode_ms`` and ``encode_ms`` lie apart.
-    ``spill_chunk`` is the first chunk for which the pool had no room. ``rss_growth_per_chunk`` is
-    the least-squares slope of resident memory in bytes per chunk from there on. ``hits`` says where
-    retrieved chunks were when they were asked for; ``retrieved_from_nvme`` how many of them had
-    been read back from NVMe, mostly ahead of time, since they were last served.
+    ``started``: when, ISO 8601. ``stall_ms`` is what the boundary waited for data, ``decode_ms``
+    and ``encode_ms`` lie apart. ``spill_chunk`` is the first chunk for which the pool had no room.
+    ``rss_growth_per_chunk`` is the least-squares slope of resident memory in bytes per chunk from
+    there on. ``hits`` says where retrieved chunks were when they were asked for;
+    ``retrieved_from_nvme`` how many of them had been read back from NVMe, mostly ahead of time,
+    since they were last served.
     """
 
     status: Status
     error: str | None = None
+    started: str | None = None
     options: dict[str, Any] = {}
     chunks: int = 0
     video_seconds: float = 0.0
@@ -106,11 +108,13 @@ def summarise(
     revisit: Revisit,
     options: Mapping[str, Any],
     error: str | None = None,
+    started: str | None = None,
 ) -> Summary:
     """Fold the columns of ``metrics.jsonl`` into a summary. Pure."""
     facts: dict[str, Any] = {
         "status": status,
         "error": error,
+        "started": started,
         "options": dict(options),
         "chunk_bytes": chunk_bytes,
         "wall_seconds": wall_seconds,

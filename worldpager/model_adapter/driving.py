@@ -5,12 +5,14 @@ loop with its pace, and one line of metrics a chunk.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import psutil
+import torch
 
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec, Poses
 from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
@@ -34,6 +36,8 @@ class RolloutConfig:
     disk_bytes: int | None = None
     codec: str = "int4"
     retrieve: int = 3
+    retrieval: str = "camera"
+    eviction: str = "redundant"
     on_miss: str = "stale"
     read_limit: int | None = None
     write_limit: int | None = None
@@ -51,6 +55,8 @@ class RolloutConfig:
             dram=self.dram_bytes,
             disk=self.disk_bytes,
             codec=self.codec,
+            retrieval=self.retrieval,
+            eviction=self.eviction,
             on_miss=self.on_miss,
             positions=self.positions,
             read_limit=self.read_limit,
@@ -103,6 +109,19 @@ class ChunkMetrics:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Tensors of these sizes gain nothing from torch's threads, which wait for each other where the
+    processor is busy; the pager's threads have use for the other cores.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def run_chunks(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Generator
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -11,7 +11,13 @@ import xxhash
 
 from worldpager.model_adapter.builtin import RolloutPipeline, load_model
 from worldpager.model_adapter.builtin.model import WEIGHTS, ModelConfig
-from worldpager.model_adapter.driving import ChunkMetrics, RolloutConfig, path_step, run_chunks
+from worldpager.model_adapter.driving import (
+    ChunkMetrics,
+    RolloutConfig,
+    one_thread,
+    path_step,
+    run_chunks,
+)
 from worldpager.model_adapter.frontend import KVSpec, Poses
 from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.ring_cache import RingCache
@@ -41,19 +47,6 @@ def builtin_spec(config: ModelConfig, retrieve: int, model: str) -> KVSpec:
 def weights_identity(path: Path = WEIGHTS) -> str:
     """Identity of the built-in weights: the hash of their file."""
     return f"builtin-{xxhash.xxh3_64_hexdigest(path.read_bytes())}"
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: the model is so small that several would wait for each other more than
-    they compute, and the pager's threads have use for the other cores.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class MemoryHook:
@@ -90,7 +83,7 @@ def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
         frames = pipeline.generate(chunk, config.path[chunk])
 
     with (
-        _one_thread(),
+        one_thread(),
         closing(WorldMemory(config.memory(), spec)) as memory,
         (config.out_dir / "frames.bin").open("wb") as film,
     ):

@@ -21,7 +21,13 @@ import torch
 import torch.nn.functional as F
 
 from worldpager.errors import ConfigError
-from worldpager.model_adapter.driving import ChunkMetrics, RolloutConfig, path_step, run_chunks
+from worldpager.model_adapter.driving import (
+    ChunkMetrics,
+    RolloutConfig,
+    one_thread,
+    path_step,
+    run_chunks,
+)
 from worldpager.model_adapter.frontend import KVSpec
 from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.ring_cache import RingCache
@@ -54,8 +60,9 @@ class KVFields:
             least, most = (math.log(gain) for gain in OUTLIER_GAINS)
             drawn = torch.rand(len(places), generator=made) * (most - least) + least
             gains[head * spec.head_dim + places] = drawn.exp()
-        self._keys = [self._key_pair(grid, gains, made) for _ in range(BANK)]
-        self._values = [tuple(self._value(grid, made) for _ in "ab") for _ in range(BANK)]
+        self._bank = min(BANK, spec.layers)
+        self._keys = [self._key_pair(grid, gains, made) for _ in range(self._bank)]
+        self._values = [[self._value(grid, made) for _ in "ab"] for _ in range(self._bank)]
         self._drawn: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def draw(self, chunk: int, position: float) -> None:
@@ -74,9 +81,9 @@ class KVFields:
 
     def write(self, layer: int, k: torch.Tensor, v: torch.Tensor) -> None:
         """Fill one layer's ``[batch, tokens, heads, head_dim]`` with the chunk drawn last."""
-        drawn = self._drawn[layer % BANK]
+        drawn = self._drawn[layer % self._bank]
         heads = self._spec.heads
-        turn = layer // BANK % heads
+        turn = layer // self._bank % heads
         for item in range(self._spec.batch):
             first = (turn + item) % heads
             for out, made in zip((k[item], v[item]), drawn, strict=True):
@@ -125,8 +132,8 @@ class KVFields:
             unit = self._rope.scale if axis == 0 else 1.0
             angles.append(places[:, axis, None] * steps * unit)
         turns = torch.polar(torch.ones(()).double(), torch.cat(angles, 1))[:, None]
-        pairs = torch.view_as_complex(k.double().view(*k.shape[:2], -1, 2))
-        return torch.view_as_real(pairs * turns).flatten(2).float()
+        turned = torch.view_as_complex(k.double().view(*k.shape[:2], -1, 2)) * turns
+        return torch.view_as_real(turned).flatten(2).float()
 
 
 def _grid(tokens: int) -> tuple[int, int]:
@@ -178,7 +185,7 @@ def run_synthetic(config: RolloutConfig, spec: KVSpec) -> Generator[ChunkMetrics
     pictures. Closing the iterator early ends the rollout cleanly. Raises as :class:`WorldMemory`.
     """
     frontend = SyntheticFrontend(spec, config.seed)
-    with closing(WorldMemory(config.memory(), spec)) as memory:
+    with closing(WorldMemory(config.memory(), spec)) as memory, one_thread():
 
         def generate(chunk: int) -> None:
             memory.boundary(path_step(spec, config.path, chunk, config.known_ahead), frontend.cache)

@@ -80,11 +80,13 @@ class Core:
         self._tick = 0
         self._reads = 0
         self._blocked = False  # a commit waits for room
+        self._usual = 0  # bytes of the chunk reserved last: the next one is about as large
         self._starved: int | None = None  # rank of the most urgent read that found no room
         self._given_up: dict[ChunkKey, int] = {}  # files of lost chunks, by generation
         self._out: list[Action] = []
+        self._write_back = write_back or WriteBack()
         self._spill = Spill(
-            self.table, self.stats, self._emit, eviction, write_back or WriteBack(), write_slots
+            self.table, self.stats, self._emit, eviction, self._write_back, write_slots
         )
         self._room = Room(
             self.table, self.stats, self._emit, eviction, self._spill, self._gathering
@@ -114,10 +116,14 @@ class Core:
         self._start_reads()
         self._spill.start(
             urgent=self._blocked or self._starved == WINDOW_RANK,
+            scarce=self._scarce,
             wanted=self._starved is not None,
             reading=self._reads > 0,
         )
         return self._out
+
+    def _scarce(self) -> bool:
+        return self._usual > 0 and self._room.scarce(self._usual, self._write_back.spare)
 
     def _emit(self, *actions: Action) -> None:
         self._out += actions
@@ -145,6 +151,7 @@ class Core:
             )
         if self.stats.spill_chunk is None and self.table.extents.largest_free < event.nbytes:
             self.stats.spill_chunk = self.stats.commits + 1
+        self._usual = event.nbytes
         offset = self._room.find(event.nbytes, WINDOW_RANK)
         may_drop = self._pressure == "drop" or event.insist or self._spill.broken
         if offset is None and may_drop:

@@ -41,17 +41,20 @@ class WriteBack:
     """When dirty chunks are written: fractions of the pool that are dirty.
 
     Above ``start`` write-back runs whenever no read is under way, so that eviction finds clean
-    victims; above ``urgent`` it no longer yields to reads.
+    victims; above ``urgent`` it no longer yields to reads. Nor does it while there is room for
+    fewer than ``spare`` chunks that nobody needs: what is pinned and being read may fill a small
+    pool long before its dirty part is large, and the next commit would have to wait.
     """
 
     start: float = 0.5
     urgent: float = 0.8
+    spare: int = 2
 
     def __post_init__(self) -> None:
-        if not 0 <= self.start <= self.urgent <= 1:
+        if not 0 <= self.start <= self.urgent <= 1 or self.spare < 0:
             raise ConfigError(
-                f"write-back marks must satisfy 0 <= start <= urgent <= 1, not {self.start} and "
-                f"{self.urgent}"
+                f"write-back marks must satisfy 0 <= start <= urgent <= 1 and spare >= 0, not "
+                f"{self.start} and {self.urgent}, {self.spare}"
             )
 
 

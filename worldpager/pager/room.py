@@ -16,6 +16,7 @@ from worldpager.pager.spill import Spill
 from worldpager.pager.states import Page, State
 from worldpager.pager.stats import Stats
 from worldpager.pager.table import PageTable
+from worldpager.tiers.extents import page_ceil
 
 WINDOW_RANK = -1
 """The rank of what a commit or a waiting window needs: before all that is only ahead."""
@@ -66,6 +67,11 @@ class Room:
             self._evict(victim)
             offset = self._table.extents.allocate(nbytes)
         return offset
+
+    def scarce(self, nbytes: int, places: int) -> bool:
+        """Whether fewer than ``places`` of ``nbytes`` could be had without a write."""
+        free = self._table.extents.largest_free // page_ceil(nbytes)
+        return free < places and free + len(self._spare(State.CLEAN)) < places
 
     def find_by_dropping(self, nbytes: int) -> int | None:
         """An extent made by dropping the coldest dirty chunks, where :meth:`find` found none."""

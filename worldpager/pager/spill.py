@@ -78,16 +78,17 @@ class Spill:
 
     # ---- writing -------------------------------------------------------------------------------
 
-    def start(self, urgent: bool, wanted: bool, reading: bool) -> None:
+    def start(self, urgent: bool, scarce: Callable[[], bool], wanted: bool, reading: bool) -> None:
         """Start as many writes as there are slots and reasons.
 
-        ``urgent``: somebody waits for room. ``wanted``: a read ahead does. ``reading``: a read is
-        under way, to which writing for its own sake yields.
+        ``urgent``: somebody waits for room. ``scarce``: soon somebody would. ``wanted``: a read
+        ahead does. ``reading``: a read is under way, to which writing for its own sake yields.
         """
         while self.writing < self._slots and self._tick >= self._write_after:
             share = self._table.dirty_bytes / self._table.extents.capacity
             due = urgent or self._flushing or share > self._marks.urgent
-            if not due and (reading or not (wanted or share > self._marks.start)):
+            due = due or (not reading and (wanted or share > self._marks.start))
+            if not due and not (self._table.dirty_bytes and scarce()):
                 return
             page = self._coldest()
             if page is None:

@@ -8,14 +8,14 @@ compute time of ``T`` seconds per chunk and ``r`` bytes that the next window has
     stall, on demand       r / B_R
     writes keep up         iff B_W >= B / T
 
-This is the analytical model of the WorldPager paper; its published spill points fix 4.25 bits per
+Beside these stand wear, device memory, horizons and speed, each with its source. The four lines
+are the analytical model of the WorldPager paper; its published spill points fix 4.25 bits per
 element and a reserve of 4.81 to 4.89 GiB between the host's memory and the pool. Bytes are bytes,
 bandwidths bytes per second, times seconds.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from worldpager.errors import ConfigError
@@ -114,5 +114,55 @@ def stall_on_demand_seconds(new_bytes: float, read_bandwidth: float) -> float:
 
 
 def positional_horizon_chunks(position_table_rows: int, frames_per_chunk: int) -> int:
-    """Chunks until a model without re-mapped positions runs off its table: ``floor(rows / F)``."""
-    return math.floor(position_table_rows / frames_per_chunk)
+    """Chunks until a model without re-mapped positions runs off its table: ``floor(rows / F)``.
+
+    Source: the Wan family slices a table of 1,024 rows by the absolute latent frame and fails
+    where it ends; 341 chunks of 3 frames, 256 of 4, as published. Matrix-Game 2.0's action modules
+    slice one of 7,500 rows alike: 2,500 chunks (found in its code, and by running past it).
+    """
+    return position_table_rows // frames_per_chunk
+
+
+def real_time_factor(video_seconds: float, chunk_seconds: float) -> float:
+    """Seconds of video made in a second: ``V / T``; 1 keeps up with who watches.
+
+    Source: the definition; the published 9.5 frames a second at 16 are 0.59.
+    """
+    return video_seconds / chunk_seconds
+
+
+def written_bytes(seconds: float, chunk_bytes: float, chunk_seconds: float) -> float:
+    """Bytes that write-back puts on the drive in ``seconds`` of generating: ``seconds * B / T``.
+
+    Source: every chunk is written exactly once, be it spilled or flushed at the end, so the write
+    condition ``B_W >= B / T`` with equality is also the wear.
+    """
+    return seconds * chunk_bytes / chunk_seconds
+
+
+def disk_life_seconds(rated_bytes: float, chunk_bytes: float, chunk_seconds: float) -> float:
+    """Seconds of generating without a pause until a drive has taken what it is rated for:
+    ``rated / (B / T)``.
+
+    Source: drive makers rate bytes written by the host (TBW), so what a drive multiplies inside is
+    already counted; whole shards of many megabytes, written in order, are its kindest load.
+    """
+    return rated_bytes * chunk_seconds / chunk_bytes
+
+
+def staging_bytes(retrieve: int, chunk_bytes: int) -> int:
+    """Device memory that keeps the next window's chunks ready beside those of this one: ``2 k B``.
+
+    Source: ours. What a window was served stays until the next one is complete, so both sets are
+    there at once; stored form, decoded only on their way into the window.
+    """
+    return 2 * retrieve * chunk_bytes
+
+
+def window_bytes(geometry: ModelGeometry, retrieve: int, recent_chunks: int = 1) -> int:
+    """The frontend's own cache in 16 bits: sink, ``retrieve`` retrieved, recent, current chunk.
+
+    Source: ``2 bytes * elements`` for each chunk that attention sees; the layout is WorldKV's.
+    """
+    chunks = geometry.sink_chunks + retrieve + recent_chunks + 1
+    return chunks * 2 * geometry.kv_elements_per_chunk

@@ -7,7 +7,23 @@ from pydantic import BaseModel, ConfigDict
 from worldpager.errors import ConfigError
 from worldpager.quant.codec import Codec, get_codec
 from worldpager.sim import closed_form
-from worldpager.sim.presets import ModelGeometry
+from worldpager.sim.presets import POSITION_TABLE, ModelGeometry
+
+DAY = 86_400.0
+
+
+class Horizon(BaseModel):
+    """Where one of a model's tables ends, in chunks and in seconds of video. ``ours``: whether
+    WorldPager's positions stay clear of it; the frontend has to see to any other.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    rows: int
+    chunks: int
+    seconds: float
+    ours: bool
 
 
 class Plan(BaseModel):
@@ -39,8 +55,15 @@ class Plan(BaseModel):
     required_write_bandwidth: float
     session_bytes: int
     session_video_seconds: float
+    written_per_hour: float
+    written_per_day: float
     positional_horizon_chunks: int
     positional_horizon_seconds: float
+    horizons: tuple[Horizon, ...]
+    real_time_factor: float
+    frames_per_second: float
+    staging_bytes: int
+    window_bytes: int
 
     payload_chunk_bytes: int
     payload_bits_per_element: float
@@ -54,6 +77,8 @@ class Plan(BaseModel):
     stall_on_demand_seconds: float | None = None
     write_bandwidth: float | None = None
     writes_keep_up: bool | None = None
+    rated_bytes: int | None = None
+    disk_life_hours: float | None = None
 
 
 def make_plan(
@@ -66,12 +91,14 @@ def make_plan(
     chunk_seconds: float | None = None,
     read_bandwidth: float | None = None,
     write_bandwidth: float | None = None,
+    rated_bytes: int | None = None,
 ) -> Plan:
     """Answer every question for a pool of ``pool_bytes`` and a session of ``chunks`` chunks.
 
     ``retrieve``: chunks that each window newly needs from NVMe, at worst the whole retrieval set.
     ``chunk_seconds``: compute time per chunk; None takes the published one, else real time. With a
-    bandwidth given, the plan also says what it leads to. Raises :class:`ConfigError` for values
+    bandwidth given, the plan also says what it leads to, and with ``rated_bytes`` how many hours of
+    generating the disk is rated for. Raises :class:`ConfigError` for values
     that no rollout can have.
     """
     seconds = chunk_seconds or geometry.compute_seconds or geometry.video_seconds_per_chunk
@@ -110,8 +137,15 @@ def make_plan(
         required_write_bandwidth=needed_write,
         session_bytes=closed_form.session_bytes(chunks, size.stored, *unequal),
         session_video_seconds=chunks * video_seconds,
+        written_per_hour=closed_form.written_bytes(3600, size.stored, seconds),
+        written_per_day=closed_form.written_bytes(DAY, size.stored, seconds),
         positional_horizon_chunks=horizon,
         positional_horizon_seconds=horizon * video_seconds,
+        horizons=_horizons(geometry),
+        real_time_factor=closed_form.real_time_factor(video_seconds, seconds),
+        frames_per_second=geometry.video_frames_per_chunk / seconds,
+        staging_bytes=closed_form.staging_bytes(retrieve, size.stored),
+        window_bytes=closed_form.window_bytes(geometry, retrieve),
         payload_chunk_bytes=size.payload,
         payload_bits_per_element=8 * size.payload / geometry.kv_elements_per_chunk,
         payload_spill_chunk=closed_form.spill_chunk(pool_bytes, size.payload),
@@ -131,4 +165,25 @@ def make_plan(
         else closed_form.stall_on_demand_seconds(new_bytes, read_bandwidth),
         write_bandwidth=write_bandwidth,
         writes_keep_up=None if write_bandwidth is None else write_bandwidth >= needed_write,
+        rated_bytes=rated_bytes,
+        disk_life_hours=None
+        if rated_bytes is None
+        else closed_form.disk_life_seconds(rated_bytes, size.stored, seconds) / 3600,
     )
+
+
+def _horizons(geometry: ModelGeometry) -> tuple[Horizon, ...]:
+    """Every wall of a model, the nearest first."""
+    found = []
+    for wall in geometry.walls:
+        chunks = closed_form.positional_horizon_chunks(wall.rows, geometry.frames_per_chunk)
+        found.append(
+            Horizon(
+                name=wall.name,
+                rows=wall.rows,
+                chunks=chunks,
+                seconds=chunks * geometry.video_seconds_per_chunk,
+                ours=wall.name == POSITION_TABLE,
+            )
+        )
+    return tuple(found)

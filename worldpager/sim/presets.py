@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
+from fractions import Fraction
 
 from worldpager.errors import ConfigError
 from worldpager.quant.codec import BlockShape
+
+POSITION_TABLE = "position table"
+
+
+@dataclass(frozen=True, slots=True)
+class Wall:
+    """A table inside a model that ends: it has ``rows``, and each latent frame takes one."""
+
+    name: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +26,8 @@ class ModelGeometry:
 
     ``video_frames_per_chunk`` are decoded frames, ``frames_per_chunk`` latent ones.
     ``sink_chunks``: how many first chunks stay in attention for good, and in 16 bits.
-    ``compute_seconds``: a measured time per chunk, None where none was published.
+    ``position_table_rows``: of the temporal rotation of self-attention; ``other_walls``: tables
+    besides it. ``compute_seconds``: a measured time per chunk, None where none was published.
     """
 
     name: str
@@ -27,8 +40,27 @@ class ModelGeometry:
     video_fps: float
     sink_chunks: int = 0
     position_table_rows: int = 1024
+    other_walls: tuple[Wall, ...] = ()
     compute_seconds: float | None = None
     note: str = ""
+
+    def scaled(self, scale: Fraction) -> ModelGeometry:
+        """About ``scale`` of it, to run it on a smaller machine: fewer layers, then fewer tokens a
+        frame. Frames, heads and times stay, so that with ``scale`` times the bytes and bandwidths
+        everything happens at the same chunks. Named ``NAME@SCALE``.
+        """
+        if not 0 < scale <= 1:
+            raise ConfigError(f"a model can be scaled by more than 0 and at most 1, not by {scale}")
+        layers = max(1, math.floor(self.layers * scale))
+        tokens = max(1, round(self.tokens_per_frame * self.layers * scale / layers))
+        return replace(
+            self,
+            name=f"{self.name}@{scale}",
+            layers=layers,
+            tokens_per_frame=min(tokens, self.tokens_per_frame),
+            note=f"{layers} of {self.layers} layers, {tokens} of {self.tokens_per_frame} tokens a "
+            f"frame; {self.note}",
+        )
 
     @property
     def block_shape(self) -> BlockShape:
@@ -42,6 +74,12 @@ class ModelGeometry:
         return 2 * self.layers * self.block_shape.elements
 
     @property
+    def walls(self) -> tuple[Wall, ...]:
+        """Every table that a rollout can run off, the nearest end first."""
+        walls = (Wall(POSITION_TABLE, self.position_table_rows), *self.other_walls)
+        return tuple(sorted(walls, key=lambda wall: wall.rows))
+
+    @property
     def video_seconds_per_chunk(self) -> float:
         """How long a chunk is watched, in seconds."""
         return self.video_frames_per_chunk / self.video_fps
@@ -50,6 +88,7 @@ class ModelGeometry:
 _PRESETS = (
     ModelGeometry(
         "matrix-game-2", 30, 12, 128, 880, 3, 12, 16.0,
+        other_walls=(Wall("action table", 7500),),
         compute_seconds=1.2105,
         note="352x640; compute time as published for WorldPager on one RTX 4090",
     ),
@@ -82,8 +121,19 @@ PRESETS = {preset.name: preset for preset in _PRESETS}
 
 
 def get_preset(name: str) -> ModelGeometry:
-    """The geometry called ``name``. Raises :class:`ConfigError` listing the known names."""
+    """The geometry called ``name``, or ``NAME@SCALE`` for a smaller one (``matrix-game-2@1/30``).
+
+    Raises :class:`ConfigError` listing the known names.
+    """
+    base, _, scale = name.partition("@")
+    if base not in PRESETS:
+        raise ConfigError(f"no model {base!r}; known are {', '.join(PRESETS)}")
+    return PRESETS[base].scaled(parse_scale(scale)) if scale else PRESETS[base]
+
+
+def parse_scale(text: str) -> Fraction:
+    """``"1/30"`` or ``"0.1"``; raises :class:`ConfigError` for anything else."""
     try:
-        return PRESETS[name]
-    except KeyError:
-        raise ConfigError(f"no model {name!r}; known are {', '.join(PRESETS)}") from None
+        return Fraction(text)
+    except (ValueError, ZeroDivisionError):
+        raise ConfigError(f"cannot read {text!r} as a scale; write it like 1/30") from None
