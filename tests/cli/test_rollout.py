@@ -16,6 +16,7 @@ from PIL import Image
 
 from tests.cli.fake_run import CHUNK, FIRST_READ, SPILL, fake_metrics
 from worldpager.cli import recording
+from worldpager.cli.pictures import write_film
 from worldpager.errors import StoreFullError
 from worldpager.model_adapter.rollout import ChunkMetrics, RolloutConfig
 from worldpager.prefetch.paths import make_path
@@ -297,3 +298,11 @@ def test_a_bad_option_is_one_clear_line(
     for word in words:
         assert word in message
     assert not out.exists()
+
+
+def test_an_mp4_holds_every_frame(tmp_path: Path) -> None:
+    av = pytest.importorskip("av", reason="PyAV is not installed (extra: video)")
+    frames = np.random.default_rng(0).integers(0, 255, (40, 32, 32, 3), dtype=np.uint8)
+    assert write_film(frames, frames, tmp_path / "film.mp4") == 40
+    with av.open(str(tmp_path / "film.mp4")) as film:
+        assert sum(1 for _ in film.decode(video=0)) == 40

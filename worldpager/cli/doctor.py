@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,12 @@ if TYPE_CHECKING:
     from worldpager.sim.machines import GpuProfile, MachineProfile, Spread
 
 _CAP_IPC_LOCK = 14
+OPTIONAL = {
+    "av": "video.mp4 beside video.gif",
+    "kvikio": "for the GPU path, not in this version",
+    "triton": "for the GPU path, not in this version",
+}
+"""Optional libraries and what they are for."""
 
 
 def doctor(
@@ -153,6 +160,8 @@ def _rows(profile: MachineProfile) -> Iterator[tuple[str, str, str]]:
         yield "GPU", format_size(gpu.memory_bytes), gpu.name
         if gpu.copy_bandwidth is not None:
             yield "copies to it", format_rate(gpu.copy_bandwidth), "from page-locked memory"
+    for library, use in OPTIONAL.items():
+        yield library, "installed" if find_spec(library) else "not installed", use
     yield "folder", disk.file_system or "-", disk.folder or ""
     yield "method", disk.method, ""
     for name, spread in (

@@ -17,7 +17,7 @@ import numpy as np
 from worldpager.cli.frontends import Rollout
 from worldpager.cli.messages import one_line
 from worldpager.cli.metrics import MetricsLog, read_metrics
-from worldpager.cli.pictures import comparisons, write_film
+from worldpager.cli.pictures import comparisons, has_pyav, write_film
 from worldpager.cli.progress import RolloutProgress
 from worldpager.cli.report import write_report
 from worldpager.cli.revisits import Frames, find_revisits, psnr
@@ -31,12 +31,13 @@ from worldpager.sim.presets import ModelGeometry
 from worldpager.tiers import lock
 
 METRICS, SUMMARY, REPORT, FILM = "metrics.jsonl", "summary.json", "report.html", "video.gif"
+MP4 = "video.mp4"
 FRAMES = "frames.bin"
 """Raw frames as the rollout made them: uint8 ``[frames, side, side, 3]``, RGB."""
 BASELINE = "without-memory"
 POSES = "poses.npy"
 """The camera path as it was asked for: float64 ``[chunks, frames, 4, 4]``, camera-to-world."""
-_RESULTS = (METRICS, SUMMARY, REPORT, FILM, FRAMES, POSES, "store", BASELINE)
+_RESULTS = (METRICS, SUMMARY, REPORT, FILM, MP4, FRAMES, POSES, "store", BASELINE)
 
 
 @contextmanager
@@ -187,6 +188,8 @@ class Recording:
         )
         write_summary(summary, self._out / SUMMARY)
         write_film(frames, without, self._out / FILM)
+        if has_pyav():
+            write_film(frames, without, self._out / MP4)
         pictures = comparisons(frames, revisits)
         other = [] if without is None else comparisons(without, revisits)
         write_report(summary, metrics, pictures, other, self._out / REPORT)
