@@ -4,6 +4,7 @@ import os
 import resource
 import subprocess
 import sys
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -109,23 +110,42 @@ def test_a_kernel_without_populate_touches_the_pages(monkeypatch: pytest.MonkeyP
     arena.close()
 
 
-def test_a_forked_child_does_not_get_the_pool() -> None:
-    arena = Arena(16 * MIB)
-    arena.view(0, 1)[:] = 1
-    read, write = os.pipe()
+def in_a_child(job: Callable[[], bool]) -> bool:
+    """Whether ``job`` says yes in a forked process, and that process ends well."""
     if (child := os.fork()) == 0:
-        shared = 0
-        with open("/proc/self/smaps") as smaps:
-            address = f"{arena.view(0, 1).ctypes.data:x}-"
-            shared = sum(line.startswith(address) for line in smaps)
-        os.write(write, bytes([shared]))
-        os._exit(0)
-    os.waitpid(child, 0)
-    assert os.read(read, 1) == b"\0"
-    os.close(read)
-    os.close(write)
-    assert arena.view(0, 1)[0] == 1
+        ok = False
+        try:
+            ok = job()
+        finally:
+            os._exit(0 if ok else 1)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def test_a_forked_child_finds_the_pool_empty_and_costs_no_memory() -> None:
+    arena = Arena(16 * MIB)
+    arena.view(0, arena.nbytes)[:] = 1
+    held = resident()
+
+    def job() -> bool:
+        return resident() < held - 12 * MIB and not arena.view(0, arena.nbytes).any()
+
+    assert in_a_child(job)
+    assert arena.view(0, arena.nbytes).all()
     arena.close()
+
+
+def test_a_childs_own_pool_outlives_the_one_it_inherited() -> None:
+    inherited = [Arena(16 * MIB)]
+
+    def job() -> bool:
+        own = [Arena(16 * MIB) for _ in range(4)]
+        inherited.clear()  # unmaps what the parent mapped: nothing of the child's may lie there
+        for arena in own:
+            arena.view(0, arena.nbytes)[:] = 7
+        return all(arena.view(0, arena.nbytes).all() for arena in own)
+
+    assert in_a_child(job)
+    assert inherited[0].view(0, 1) is not None
 
 
 class FakeCuda:

@@ -3,8 +3,10 @@
 Direct I/O turns each stretch of physically contiguous memory into one segment, so the mapping is
 aligned to and advised for 2 MiB pages (a third faster reads than with 4 KiB pages, measured). All
 pages are populated at once: resident memory is the budget from the start, and no first touch falls
-into a rollout. The mapping is not inherited by ``fork`` (``MADV_DONTFORK``): a copy-on-write pool
-would double the memory of whoever forks, and writes under way may land in the wrong copy.
+into a rollout. A forked child finds the mapping empty (``MADV_WIPEONFORK``): copied on write, the
+pool would double the memory of whoever forks, and writes under way might land in the wrong copy;
+taken away altogether, its addresses would be free for a pool of the child's own, which the
+inherited mapping object would unmap when it goes.
 """
 
 from __future__ import annotations
@@ -28,7 +30,8 @@ if TYPE_CHECKING:
 Bytes = npt.NDArray[np.uint8]
 
 HUGE_PAGE = 2 << 20
-_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module does not name it yet
+_MADV_POPULATE_WRITE = 23  # Linux 5.14; the mmap module names neither this yet
+_MADV_WIPEONFORK = 18  # Linux 4.14, nor this
 _POPULATE_STEP = 64 << 20  # per call, since the interpreter lock is held meanwhile
 
 
@@ -110,7 +113,7 @@ def _map(nbytes: int) -> Bytes:
     start = -whole.ctypes.data % HUGE_PAGE if slack else 0
     if slack:
         _advise(mapping, mmap.MADV_HUGEPAGE, start, nbytes)
-    _advise(mapping, mmap.MADV_DONTFORK, start, nbytes)
+    _advise(mapping, _MADV_WIPEONFORK, start, nbytes)
     for at in range(start, start + nbytes, _POPULATE_STEP):
         step = min(_POPULATE_STEP, start + nbytes - at)
         if not _advise(mapping, _MADV_POPULATE_WRITE, at, step):
