@@ -72,3 +72,38 @@ def test_a_signal_ends_a_rollout_cleanly(
     assert summary["chunks"] >= 3
     assert (out / "report.html").exists()
     assert worldpager("verify", out / "store")[0] == 0
+
+
+def test_another_model_runs_without_weights_and_as_predicted(
+    worldpager: Command, tmp_path: Path
+) -> None:
+    out, said = tmp_path / "run", tmp_path / "said.json"
+    given = ("--dram", "1MiB", "--chunks", 40, "--on-miss", "wait")
+    small, timed = "matrix-game-2@1/3000", ("--chunk-time", "5ms", "--out")
+    assert worldpager("predict", "--model", small, *given, *timed, said)[0] == 0
+    status, printed, message = worldpager(
+        "rollout", "--model", "matrix-game-2", "--scale", "1/3000", *given, *timed, out
+    )
+    assert status == 0
+    assert "1 of 30 layers" in message
+    assert "PSNR" in printed
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["options"]["model"] == small
+    assert summary["chunk_reads"] > 0
+    assert not (out / "video.gif").exists()
+    verdicts = json.loads(worldpager("validate", out, said, "--json")[1])["criteria"]
+    exact = {v["name"]: v["met"] for v in verdicts if v["name"] in ("spill_chunk", "bytes_written")}
+    assert exact == {"spill_chunk": True, "bytes_written": True}
+
+
+@pytest.mark.parametrize(
+    "options", [("--model", "doom"), ("--model", "longlive", "--scale", "big")], ids=" ".join
+)
+def test_a_model_or_scale_that_is_none_is_one_clear_line(
+    options: tuple[str, ...], worldpager: Command, tmp_path: Path
+) -> None:
+    status, printed, message = worldpager("rollout", *options, "--out", tmp_path / "run")
+    assert (status, printed) == (2, "")
+    assert options[-1] in message
+    assert len(message.splitlines()) == 1
+    assert not (tmp_path / "run").exists()

@@ -21,9 +21,7 @@ PUBLISHED = MACHINES["rtx4090-32gib"]
     ("machine", "codec", "chunk"),
     [("rtx4090-32gib", "bf16", 60), ("rtx4090-32gib", "int4", 226), ("rtx4090-64gib", "int4", 492)],
 )
-def test_the_published_machines_spill_where_published(
-    machine: str, codec: str, chunk: int
-) -> None:
+def test_the_published_machines_spill_where_published(machine: str, codec: str, chunk: int) -> None:
     size = chunk_bytes(PRESETS["matrix-game-2"], get_codec(codec)).stored
     assert spill_chunk(MACHINES[machine].pool_bytes, size) == chunk
 
@@ -119,7 +117,7 @@ def test_a_spread_is_the_median_of_its_repeats() -> None:
         ("matrix-game-2@1/30", 1, 880),
         ("matrix-game-2@1/600", 1, 44),
         ("matrix-game-2@0.1", 3, 880),
-        ("matrix-game-2@1/20", 1, 1320),
+        ("matrix-game-2@1/20", 2, 660),
         ("matrix-game-2@1", 30, 880),
     ],
 )
@@ -127,7 +125,7 @@ def test_a_scaled_model_has_fewer_layers_then_fewer_tokens(
     name: str, layers: int, tokens: int
 ) -> None:
     whole, small = get_preset("matrix-game-2"), get_preset(name)
-    assert (small.layers, small.tokens_per_frame) == (layers, min(tokens, 880))
+    assert (small.layers, small.tokens_per_frame) == (layers, tokens)
     assert small.frames_per_chunk == whole.frames_per_chunk
     assert small.compute_seconds == whole.compute_seconds
     assert get_preset(small.name) == small

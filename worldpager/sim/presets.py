@@ -51,13 +51,13 @@ class ModelGeometry:
         """
         if not 0 < scale <= 1:
             raise ConfigError(f"a model can be scaled by more than 0 and at most 1, not by {scale}")
-        layers = max(1, math.floor(self.layers * scale))
+        layers = math.ceil(self.layers * scale)
         tokens = max(1, round(self.tokens_per_frame * self.layers * scale / layers))
         return replace(
             self,
             name=f"{self.name}@{scale}",
             layers=layers,
-            tokens_per_frame=min(tokens, self.tokens_per_frame),
+            tokens_per_frame=tokens,
             note=f"{layers} of {self.layers} layers, {tokens} of {self.tokens_per_frame} tokens a "
             f"frame; {self.note}",
         )

@@ -8,6 +8,7 @@ by ``T' / T`` again, which multiplies this machine's own overheads along with th
 
 from __future__ import annotations
 
+import math
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -256,12 +257,14 @@ class Lab:
                 chunk_time=self.chunk_time,
             )
             rollout = synthetic_rollout(small.geometry, case.retrieve)
-            rows = []
+            columns: dict[str, npt.NDArray[Any]] = {}
             for metrics in rollout(config):
-                rows.append(metrics.as_dict())
+                for name, value in numbers(metrics.as_dict()):
+                    # there from the first chunk, so that keeping them is no growth of memory
+                    columns.setdefault(name, np.full(case.chunks, np.nan))[metrics.chunk] = value
                 if each is not None:
                     each(metrics)
-        return table(rows)
+        return columns
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
@@ -294,15 +297,18 @@ def _whole(value: float | None) -> int | None:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> Columns:
-    """Rows of metrics as columns; those of chunk numbers that may be missing hold NaN there."""
-    columns: dict[str, npt.NDArray[Any]] = {}
-    for name in rows[0]:
-        values = [row[name] for row in rows]
-        if name in ("spill_chunk", "first_read_chunk"):
-            columns[name] = np.array([np.nan if v is None else v for v in values])
-        elif isinstance(values[0], (int, float, bool)):
-            columns[name] = np.array(values)
-    return columns
+    """Rows of metrics as columns of numbers."""
+    made = [dict(numbers(row)) for row in rows]
+    return {name: np.array([row[name] for row in made]) for name in made[0]}
+
+
+def numbers(row: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """What can be put into a column; a chunk number that is still missing is NaN."""
+    for name, value in row.items():
+        if value is None:
+            yield name, math.nan
+        elif isinstance(value, (int, float)):
+            yield name, float(value)
 
 
 def last(columns: Columns, name: str) -> int | None:

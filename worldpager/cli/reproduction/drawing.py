@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from worldpager.cli.reproduction.base import Chart, Reproduction, Row, Value
 
 _BARS = 24
+_DENSE = 40
 
 
 def draw(made: Reproduction, path: Path) -> None:
@@ -29,11 +30,22 @@ def draw(made: Reproduction, path: Path) -> None:
 
 
 def _lines(axes: Axes, chart: Chart) -> None:
-    for index, series in enumerate(chart.series):
-        style = {"marker": "ox+s^d"[index % 6], "linestyle": "none" if series.marks else "-"}
-        dense = len(series.x) > 40
-        axes.plot(series.x, series.y, label=series.label, markersize=5,
-                  **({"linewidth": 1.0} if dense else style))  # fmt: skip
+    """One colour for all that a label says before its colon, one style for each kind after it."""
+    groups = list(dict.fromkeys(series.label.split(":")[0] for series in chart.series))
+    kinds = list(dict.fromkeys(series.label.partition(":")[2] for series in chart.series))
+    for series in chart.series:
+        group, _, kind = series.label.partition(":")
+        index = kinds.index(kind)
+        axes.plot(
+            series.x,
+            series.y,
+            label=series.label,
+            color=f"C{groups.index(group)}",
+            linestyle="none" if series.marks else ("-", "--", ":", "-.")[index % 4],
+            marker="none" if len(series.x) > _DENSE else "oxs^d+"[index % 6],
+            markerfacecolor="none",
+            linewidth=1.0 if len(series.x) > _DENSE else 1.5,
+        )
     axes.set_xlabel(chart.x)
     axes.set_ylabel(chart.y)
     if chart.log_x:

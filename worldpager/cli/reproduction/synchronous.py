@@ -12,7 +12,7 @@ from collections import OrderedDict
 from pathlib import Path
 
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
-from worldpager.model_adapter.images import ChunkImage, StoredImage
+from worldpager.model_adapter.images import ChunkImage, StoredImage, warm_up
 from worldpager.model_adapter.opening import store_spec
 from worldpager.model_adapter.window import positions
 from worldpager.prefetch.poses import place_of
@@ -41,6 +41,7 @@ class SynchronousMemory:
     ) -> None:
         self._spec = spec
         self._codec = get_codec(codec)
+        warm_up(self._codec, spec)
         self._nbytes = ShardLayout.for_chunk(self._codec, [spec.block_shape] * spec.layers).nbytes
         self._arena = Arena(pool)
         self._free = list(range(pool // self._nbytes))

@@ -50,7 +50,7 @@ def reproduce(lab: Lab) -> Reproduction:
             if columns is not None:
                 rows.append(_share(name, how, columns))
                 series.append(
-                    Series(label=f"{name}, {how}", x=(columns["chunk"] + 1.0).tolist(),
+                    Series(label=f"{name}: {how}", x=(columns["chunk"] + 1.0).tolist(),
                            y=np.round(columns["wall_ms"], 2).tolist())
                 )  # fmt: skip
     return Reproduction(
