@@ -66,7 +66,7 @@ class FailingIO(SystemIO):
             raise OSError(number, os.strerror(number))
 
     def _part(self, data: Bytes) -> Bytes:
-        return data[: max(1, int(len(data) * self.share) // self.unit * self.unit)]
+        return data[: max(self.unit, int(len(data) * self.share) // self.unit * self.unit)]
 
     def open_read(self, path: Path, *, direct: bool) -> int:
         self._meet("open_read")

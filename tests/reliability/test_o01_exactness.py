@@ -38,7 +38,7 @@ def run(directory: Path, seed: int, chunks: int = 400) -> World:
     return world
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", range(1))
 def test_fresh_is_exact_stale_is_the_previous_set_and_every_chunk_comes_back(
     tmp_path: Path, seed: int
 ) -> None:
@@ -48,7 +48,7 @@ def test_fresh_is_exact_stale_is_the_previous_set_and_every_chunk_comes_back(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2, 20))
+@pytest.mark.parametrize("seed", range(1, 20))
 def test_for_all_seeds(tmp_path: Path, seed: int) -> None:
     run(tmp_path / "s", seed)
 

@@ -159,6 +159,7 @@ def test_writes_cut_short_by_a_limit_on_the_file_size(tmp_path: Path, healthy: R
     assert said == ["told", "done"], "\n".join(said)
 
 
+@pytest.mark.slow
 def test_the_cap_is_a_full_disk_too(tmp_path: Path, healthy: Run) -> None:
     world = World(tmp_path / "s", dram=20, disk=70 * BYTES)
     cap = world.memory._session._disk_cap

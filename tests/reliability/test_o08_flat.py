@@ -54,8 +54,8 @@ def flat(tmp_path: Path, chunks: int) -> None:
     assert slower <= SLOWER
 
 
-def test_eight_hundred_chunks_with_64_descriptors(tmp_path: Path) -> None:
-    flat(tmp_path, 800)
+def test_six_hundred_chunks_with_64_descriptors(tmp_path: Path) -> None:
+    flat(tmp_path, 600)
 
 
 @pytest.mark.slow

@@ -100,11 +100,11 @@ def test_during_a_retrieve_in_another_thread(tmp_path: Path, on_miss: str) -> No
 
 
 @pytest.mark.parametrize(
-    "call",
-    ["pwrite", pytest.param("sync", marks=pytest.mark.slow),
-     pytest.param("pread", marks=pytest.mark.slow)],
+    ("call", "timeout"),
+    [("pwrite", 1.0), *(pytest.param(call, 5.0, marks=pytest.mark.slow)
+                        for call in ("pwrite", "sync", "pread"))],
 )  # fmt: skip
-def test_with_a_stuck_disk(tmp_path: Path, call: str) -> None:
+def test_with_a_stuck_disk(tmp_path: Path, call: str, timeout: float) -> None:
     io = HangingIO()
     world = World(tmp_path / "s", dram=30, io=io)
     world.run(range(60), check=False)
@@ -115,7 +115,7 @@ def test_with_a_stuck_disk(tmp_path: Path, call: str) -> None:
     for chunk in (3, 5, 7):
         world.load(chunk)
     with pytest.raises(BackgroundError, match="slow or stuck"):
-        in_time(world.memory.close)
+        in_time(lambda: world.memory.close(timeout))
     in_time(world.memory.close)
     assert [p for p in leftovers(tmp_path / "s") if p.suffix != ".tmp"] == [], "unlocked"
     again = World(tmp_path / "s", dram=12)  # another may go on here, before the disk wakes up
@@ -183,8 +183,10 @@ if how == "raises":
 
 
 @pytest.mark.parametrize(
-    ("how", "status"), [("forgets", 0), ("raises", 3), ("stuck", 0), ("interrupted", None)]
-)
+    ("how", "status"),
+    [("stuck", 0), ("interrupted", None), pytest.param("forgets", 0, marks=pytest.mark.slow),
+     pytest.param("raises", 3, marks=pytest.mark.slow)],
+)  # fmt: skip
 def test_a_script_ends_by_itself(tmp_path: Path, how: str, status: int | None) -> None:
     child = script(SCRIPT, tmp_path / "s", how)
     assert child.stdout is not None
