@@ -43,6 +43,9 @@ def reproduce(lab: Lab) -> Reproduction:
         notes=[
             "The paper column holds the closed form's predictions (the paper's model); of the "
             "paper's own ten criteria only the count is published.",
+            "First read by (N - 1 + W) / 2 holds for paths on which every chunk finds its nearest "
+            "places right beside it; on a winding path retrieval prefers equal headings, and the "
+            "first read comes earlier (1070 in a simulation, not 1112).",
             "Tolerances: spill exact; first read and stale windows 1 chunk; stalls 30 %, at least "
             "1 % of a chunk's time.",
         ],

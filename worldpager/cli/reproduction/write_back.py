@@ -68,6 +68,8 @@ def reproduce(lab: Lab) -> Reproduction:
             "The disk's 1.267 GB/s is what the paper's +102.0 ms imply for one chunk, so the "
             "simulated synchronous rise is a check of consistency. The measured runs are held to "
             "the same rates, scaled.",
+            "One run. Rises of single runs differ by some milliseconds, more than the paper's 1.8: "
+            "repeat before judging.",
             "Increments are differences of medians. Synchronous eviction is a memory of its own "
             "with the same codec and disk engine, simulated in closed form: our pager has no such "
             "mode, it writes before room runs out.",
