@@ -49,7 +49,7 @@ def test_with_it_positions_stay_in_the_table_in_order_and_belong_to_the_chunk(
         assert crossed is not None and crossed == LAST
         assert world.memory.stats.deletes == 0, "nothing stored is rewritten"
         assert world.memory.stats.writes <= chunks
-    assert took[crossed] <= 3 * statistics.median(took) + 0.02
+    assert took[crossed] <= 3 * statistics.median(took) + 0.1
 
 
 def test_the_rotation_is_that_of_the_reference(tmp_path: Path) -> None:
