@@ -69,6 +69,10 @@ def _run(job: Callable[[Say], object], write: int) -> NoReturn:
         os._exit(0)
 
 
+def _interruptible() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a job in the background inherits "ignore"
+
+
 def script(
     code: str, *arguments: object, env: dict[str, str] | None = None, limit: str = ""
 ) -> subprocess.Popen[str]:
@@ -78,5 +82,6 @@ def script(
         command = ["sh", "-c", f'ulimit {limit}; exec "$@"', "sh", *command]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=_interruptible,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(env or {})},
     )  # fmt: skip

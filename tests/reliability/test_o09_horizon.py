@@ -34,22 +34,25 @@ def test_with_it_positions_stay_in_the_table_in_order_and_belong_to_the_chunk(
     tmp_path: Path, chunks: int
 ) -> None:
     world = World(tmp_path / "s", dram=40, chunks=chunks)
-    took, crossed = [], None
+    took: list[float] = []
+    crossings: list[int] = []
     with world.memory:
         for chunk in range(chunks):
             base = world.base
             began = time.perf_counter()
             world.retrieve(chunk)
             took.append(time.perf_counter() - began)
-            crossed = chunk if world.base != base else crossed
+            if world.base != base:
+                crossings.append(chunk)
             world.check(chunk)  # each key at its place, whatever slot it has
             current = 3 * chunk - world.base
             assert current >= 0 and current + 3 <= TABLE
             world.write(chunk)
-        assert crossed is not None and crossed == LAST
+        assert crossings[0] == LAST
         assert world.memory.stats.deletes == 0, "nothing stored is rewritten"
         assert world.memory.stats.writes <= chunks
-    assert took[crossed] <= 3 * statistics.median(took) + 0.1
+    for chunk in crossings:
+        assert took[chunk] <= 3 * statistics.median(took) + 0.1
 
 
 def test_the_rotation_is_that_of_the_reference(tmp_path: Path) -> None:
