@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
     from worldpager.model_adapter.memory import BoundaryReport, MemoryConfig, WorldMemory
     from worldpager.model_adapter.ring_cache import RingCache
+    from worldpager.pager.pool import MemoryPool
     from worldpager.quant.rope import RopeLayout
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "FrontendCache",
     "KVSpec",
     "MemoryConfig",
+    "MemoryPool",
     "RingCache",
     "RopeLayout",
     "WorldMemory",
@@ -32,6 +34,7 @@ _HOMES = {
     "FrontendCache": "model_adapter.frontend",
     "KVSpec": "model_adapter.frontend",
     "MemoryConfig": "model_adapter.memory",
+    "MemoryPool": "pager.pool",
     "RingCache": "model_adapter.ring_cache",
     "RopeLayout": "quant.rope",
     "WorldMemory": "model_adapter.memory",

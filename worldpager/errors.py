@@ -77,5 +77,9 @@ class ClosedError(WorldPagerError):
     """The object was closed; open it again to go on."""
 
 
+class ConcurrencyError(WorldPagerError, RuntimeError):
+    """A call was made while another thread is within one that it cannot be made beside."""
+
+
 class BackgroundError(WorldPagerError):
     """Work that went on in the background failed and nobody had been told yet."""

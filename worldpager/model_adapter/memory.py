@@ -30,6 +30,7 @@ from worldpager.model_adapter.window import positions
 from worldpager.pager.core import Core
 from worldpager.pager.eviction import Nearness, get_eviction
 from worldpager.pager.policies import Pressure, WriteBack
+from worldpager.pager.pool import MemoryPool
 from worldpager.pager.runtime import Window
 from worldpager.pager.session import Session
 from worldpager.pager.stats import Stats
@@ -53,7 +54,8 @@ SINK_CODEC = "bf16"
 class MemoryConfig:
     """How a world's memory is kept. Sizes in bytes, rates in bytes per second.
 
-    ``dram``: the pool, or ``None`` for the default budget. ``disk``: most the store may take.
+    ``dram``: the pool, or ``None`` for the default budget; the quota where a pool is shared.
+    ``disk``: most the store may take.
     ``retrieval``, ``eviction``, ``on_miss``, ``positions``: policies by name. ``pressure``: what a
     commit does when writes cannot keep up, ``block`` or ``drop``. ``write_back``: when dirty chunks
     are written. ``prefetch``: without it nothing is loaded ahead, to compare with.
@@ -96,10 +98,19 @@ class BoundaryReport:
 
 
 class WorldMemory:
-    """The memory of one stream of chunks. Not thread-safe: call it from the model thread."""
+    """The memory of one stream of chunks, for one thread, the model's. ``flush``, ``close`` and
+    ``status`` may be called from any.
+    """
 
-    def __init__(self, config: MemoryConfig, spec: KVSpec, *, io: IOBackend | None = None) -> None:
-        """Open (or reopen) the store and allocate the pool.
+    def __init__(
+        self,
+        config: MemoryConfig,
+        spec: KVSpec,
+        *,
+        pool: MemoryPool | None = None,
+        io: IOBackend | None = None,
+    ) -> None:
+        """Open (or reopen) the store and allocate the pool, or lease ``config.dram`` of ``pool``.
 
         ``io``: the system calls on files, to be replaced where they are to fail; ``None`` for the
         system's own. Raises :class:`BudgetError` for a pool that cannot hold two windows and the
@@ -121,7 +132,9 @@ class WorldMemory:
         self._step: ChunkStep | None = None  # the chunk being generated
         self._stale: Counter[str] = Counter()
         core = Core(
-            pool_bytes(config.dram, self._codec, get_codec(SINK_CODEC), spec),
+            pool_bytes(
+                config.dram, self._codec, get_codec(SINK_CODEC), spec, shared=pool is not None
+            ),
             eviction=get_eviction(config.eviction, _nearness_of(self._retrievers)),
             fallback=get_fallback(config.on_miss),
             pressure=config.pressure,
@@ -133,23 +146,32 @@ class WorldMemory:
             config.store,
             store_spec(spec, config.session, self._rollouts, self._codec, self._positions.name),
             core,
+            pool=pool,
             disk_cap=config.disk,
             read_limit=config.read_limit,
             write_limit=config.write_limit,
             io=io,
         )
-        self._retriever = self._adopt()
-        self._prefetcher = Prefetcher()
+        try:
+            self._retriever = self._adopt()
+        except BaseException:
+            self._session.close()
+            raise
+        self._prefetcher = Prefetcher(self._session.pool.planners.submit)
         weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
 
     def boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         """Do a chunk's memory work, before its first forward; the retrieved ids in time order.
 
         Never blocks on storage, except in ``wait`` mode and for room under ``block``. Raises,
-        before anything changed, :class:`PositionError` where the chunk has no temporal position and
-        :class:`ConfigError` for a step out of order or without the poses that retrieval needs. What
-        was done is in :attr:`last`.
+        before anything changed, :class:`PositionError` where the chunk has no temporal position,
+        :class:`ConfigError` for a step out of order or without the poses that retrieval needs, and
+        :class:`ConcurrencyError` while another thread is in here. What was done is in :attr:`last`.
         """
+        with self._session.pager.turn():
+            return self._boundary(step, cache)
+
+    def _boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         began = time.perf_counter()
         self._check(step)
         rise = self._positions.rebase(step.start_frame, self._base)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worldpager.errors import BudgetError
+from worldpager.errors import BudgetError, ConfigError
 from worldpager.model_adapter.frontend import KVSpec
 from worldpager.quant.codec import Codec
 from worldpager.quant.shard import ShardLayout
@@ -15,12 +15,16 @@ from worldpager.tiers.store import ChunkStore
 from worldpager.units import format_size
 
 
-def pool_bytes(dram: int | None, codec: Codec, sink_codec: Codec, spec: KVSpec) -> int:
-    """The pool's size: ``dram``, or the default budget.
+def pool_bytes(
+    dram: int | None, codec: Codec, sink_codec: Codec, spec: KVSpec, *, shared: bool = False
+) -> int:
+    """The pool's size: ``dram``, or the default budget; a quota of a ``shared`` pool must be given.
 
     Raises :class:`BudgetError` where it holds less than two windows (the last one stays pinned
     until the next is complete), the chunk being committed and one being read.
     """
+    if dram is None and shared:
+        raise ConfigError("a shared pool gives each session a quota; set MemoryConfig.dram")
     budget = default_dram_budget() if dram is None else dram
     chunk, sink = (
         ShardLayout.for_chunk(c, [spec.block_shape] * spec.layers).nbytes

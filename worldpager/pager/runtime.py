@@ -1,8 +1,9 @@
-"""The runtime: drives the core with real threads, one DRAM arena and real stores.
+"""The runtime: drives the core with real threads, a lease of a DRAM pool and real stores.
 
 One lock guards the core; it is held for decisions only, never during I/O, encoding or decoding.
-The worker threads of :mod:`worldpager.pager.workers` carry the core's actions out. The model thread
-is whoever calls :meth:`Pager.commit` and :meth:`Pager.acquire`.
+The pool's threads carry the core's actions out, by way of :mod:`worldpager.pager.workers`. The
+model thread is whoever holds :meth:`Pager.turn`; it calls :meth:`Pager.commit` and
+:meth:`Pager.acquire`.
 """
 
 from __future__ import annotations
@@ -13,19 +14,19 @@ import threading
 import time
 import weakref
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from worldpager.errors import BackgroundError, ClosedError
+from worldpager.errors import BackgroundError, ClosedError, ConcurrencyError
 from worldpager.pager import events as ev
 from worldpager.pager.core import Core
 from worldpager.pager.events import Action, ChunkKey, Event
+from worldpager.pager.pool import Lease
 from worldpager.pager.room import PRESSURE
 from worldpager.pager.workers import READERS as READERS
 from worldpager.pager.workers import ChunkFiles, Workers
 from worldpager.quant.codec import Bytes
-from worldpager.tiers.arena import Arena
 from worldpager.tiers.staging import HostStaging, Staging
 
 log = logging.getLogger("worldpager")
@@ -54,21 +55,23 @@ class Window:
 
 
 class Pager:
-    """A DRAM pool, its core and its worker threads. Close it; it is also a context manager."""
+    """A core and its lease of a DRAM pool. Close it; it is also a context manager."""
 
     def __init__(
         self,
         core: Core,
+        lease: Lease,
         *,
         read_limit: int | None = None,
         write_limit: int | None = None,
         patience: float = 2.0,
     ) -> None:
-        """``read_limit``, ``write_limit``: bytes per second, ``None`` for the disk's own speed.
+        """``lease``: as large as the core's capacity; given back on closing.
+        ``read_limit``, ``write_limit``: bytes per second, ``None`` for the disk's own speed.
         ``patience``: seconds a commit waits for a write before it drops the coldest dirty chunk.
         """
         self._core = core
-        self._arena = Arena(core.capacity)
+        self._arena = lease
         self._staging: Staging = HostStaging()
         self._patience = patience
         self._lock = threading.Lock()
@@ -76,11 +79,10 @@ class Pager:
         self._lost: dict[int, list[tuple[int, str]]] = defaultdict(list)
         self._untold: Counter[str] = Counter()  # lost to failing writes since the last flush
         self._flushed: ev.Flushed | None = None
+        self._turn: int | None = None  # the thread within turn()
         self._closed = False
         self._process = os.getpid()
-        self._workers = Workers(
-            self._arena, self._report, read_limit=read_limit, write_limit=write_limit
-        )
+        self._workers = Workers(lease, self._report, read_limit=read_limit, write_limit=write_limit)
         _open.add(self)
 
     # ---- for the model thread ------------------------------------------------------------------
@@ -97,6 +99,27 @@ class Pager:
                 self._handle(ev.Adopt(ChunkKey(stream, chunk), generation, nbytes))
             return stream
 
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Be the model thread for one boundary: what is acquired within stays readable to its end,
+        even where another thread closes the pager meanwhile.
+
+        Raises :class:`ConcurrencyError` while another turn is under way.
+        """
+        with self._lock:
+            self._check_open()
+            if self._turn is not None:
+                raise ConcurrencyError(
+                    f"boundary() was called while another call of it is under way on thread "
+                    f"{self._turn}; call it from one thread, or guard it with a lock of your own"
+                )
+            self._turn = threading.get_ident()
+        try:
+            with self._arena.held():
+                yield
+        finally:
+            self._turn = None
+
     def commit(
         self, stream: int, chunk: int, nbytes: int, fill: Callable[[Bytes, int], None]
     ) -> float:
@@ -111,7 +134,8 @@ class Pager:
         if grant is None:
             return waited
         try:
-            fill(self._arena.view(grant.offset, nbytes), grant.generation)
+            with self._arena.held():
+                fill(self._arena.view(grant.offset, nbytes), grant.generation)
         except BaseException:
             with self._lock:
                 self._handle(ev.Abandon(key, grant.generation))
@@ -171,6 +195,7 @@ class Pager:
         with self._lock:
             self._check_open()
             self._handle(ev.Tick())
+        self._workers.relieve()
 
     def take_lost(self, stream: int) -> list[tuple[int, str]]:
         """Chunks that left every tier since the last call, with the reason."""
@@ -224,11 +249,11 @@ class Pager:
                 self._wait()
 
     def close(self, timeout: float = 5.0) -> None:
-        """Flush, stop the threads and free the pool, within about ``timeout`` seconds.
+        """Flush, end all transfers and give the lease back, within about ``timeout`` seconds.
 
         May be called twice and from any thread. Raises :class:`BackgroundError` where something
         committed could not be made durable; everything is closed all the same, but for a transfer
-        that hangs: its thread, and the pool it works in, end with it.
+        that hangs: the lease that it works in ends with it.
         """
         try:
             with self._lock:
@@ -241,7 +266,9 @@ class Pager:
                     self._closed = True
                     self._progress.notify_all()
         finally:
-            if self._process == os.getpid() and self._workers.close(max(0.5, timeout / 5)):
+            if self._process == os.getpid():
+                self._workers.close(max(0.5, timeout / 5))
+                self._staging.close()
                 self._arena.close()
 
     def disown(self) -> None:
@@ -262,8 +289,8 @@ class Pager:
         return self._core
 
     @property
-    def arena(self) -> Arena:
-        """The pool's memory, to look at."""
+    def arena(self) -> Lease:
+        """The part of the pool that it works in, to look at."""
         return self._arena
 
     @property
@@ -284,6 +311,7 @@ class Pager:
         """Wait for progress; time that passes without any is a tick, so that retries come due."""
         if not self._progress.wait(TICK_SECONDS):
             self._handle(ev.Tick())
+            self._workers.relieve()
 
     def _handle(self, event: Event) -> list[Action]:
         """Let the core decide and start what it asks for. The lock is held."""

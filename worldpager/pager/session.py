@@ -1,5 +1,7 @@
 """Sessions: a directory on disk, the pager in front of it, and the rollouts stored there.
 
+A session brings a pool of its own, or leases its quota from one that many sessions share.
+
 Opening a directory that was used before brings back everything that was durable: recovery is
 listing the folder and checking the chunks' tails, after a clean close and after a kill alike.
 """
@@ -10,7 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +20,12 @@ import numpy as np
 
 from worldpager.errors import BackgroundError, ClosedError, StoreError
 from worldpager.pager.core import Core
+from worldpager.pager.pool import MemoryPool
 from worldpager.pager.runtime import Pager
+from worldpager.pager.workers import READERS, WRITERS
 from worldpager.quant.codec import Bytes
 from worldpager.quant.shard import ChunkRecord, verify_image
+from worldpager.tiers.budget import check_budget
 from worldpager.tiers.io_backend import IOBackend
 from worldpager.tiers.space import DiskCap
 from worldpager.tiers.spec import StoreSpec
@@ -89,12 +94,17 @@ class Rollout:
 class Session:
     """An open session directory: one pager, and its rollouts, the last one current."""
 
+    pager: Pager
+    pool: MemoryPool
+    rollout: Rollout
+
     def __init__(
         self,
         directory: str | Path,
         spec: StoreSpec,
         core: Core,
         *,
+        pool: MemoryPool | None = None,
         disk_cap: int | None = None,
         read_limit: int | None = None,
         write_limit: int | None = None,
@@ -102,33 +112,47 @@ class Session:
     ) -> None:
         """Open or create ``spec``'s rollout in ``directory`` and start the pager on ``core``.
 
-        ``io``: the system calls on files; ``None`` for the system's own. Raises as
-        :meth:`ChunkStore.open`, before any thread is started or pool allocated.
+        ``pool``: where to lease the core's capacity; ``None`` for a pool of its own. ``io``: the
+        system calls on files; ``None`` for the system's own. Raises :class:`BudgetError` and as
+        :meth:`MemoryPool.lease` before a file is touched, and as :meth:`ChunkStore.open` before a
+        pool is allocated. Whatever is raised, nothing stays open or leased.
         """
         self._directory = Path(directory)
         self._io = io
         self._disk_cap = DiskCap(disk_cap)
         self._closing = threading.Lock()
         self._stores: list[ChunkStore] = []
-        store = self._open_store(spec)
-        try:
-            self.pager = Pager(core, read_limit=read_limit, write_limit=write_limit)
-        except BaseException:
-            store.close()
-            raise
         self._damaged: Counter[str] = Counter()
-        self.rollout = self._begin(store)
+        self._owns_pool = pool is None
+        with ExitStack() as undo:
+            if pool is None:
+                check_budget(core.capacity)
+                store = self._open_store(spec, undo)
+                pool = MemoryPool(core.capacity, readers=READERS, writers=WRITERS)
+                undo.callback(pool.close)
+                lease = pool.lease(core.capacity)
+            else:
+                lease = pool.lease(core.capacity)
+                undo.callback(lease.close)
+                store = self._open_store(spec, undo)
+            self.pool = pool
+            self.pager = Pager(core, lease, read_limit=read_limit, write_limit=write_limit)
+            undo.callback(self.pager.close)
+            self.rollout = self._begin(store)
+            undo.pop_all()
 
     def _begin(self, store: ChunkStore) -> Rollout:
         rollout = Rollout(self.pager, store)
         self._damaged += rollout.damaged
         return rollout
 
-    def _open_store(self, spec: StoreSpec) -> ChunkStore:
+    def _open_store(self, spec: StoreSpec, undo: ExitStack | None = None) -> ChunkStore:
         known = ChunkStore.exists(self._directory, spec.rollout, io=self._io)
         opened = (ChunkStore.open if known else ChunkStore.create)(
             self._directory, spec, disk_cap=self._disk_cap, io=self._io
         )
+        if undo is not None:
+            undo.callback(opened.close)
         self._stores.append(opened)
         return opened
 
@@ -165,7 +189,7 @@ class Session:
         self.pager.flush(timeout)
 
     def close(self, timeout: float = 5.0) -> None:
-        """Flush, publish the metadata arrays, stop the pager, unlock the directory.
+        """Flush, publish the metadata arrays, stop the pager, give the pool back, unlock.
 
         Takes about ``timeout`` seconds at most. May be called twice and from any thread. Raises
         what flushing or publishing raised; all is closed all the same.
@@ -177,6 +201,8 @@ class Session:
                     self.pager.close(timeout)
                     self._publish(max(0.5, deadline - time.monotonic()))
             finally:
+                if self._owns_pool:
+                    self.pool.close()
                 for store in self._stores:
                     store.close()
 

@@ -1,7 +1,7 @@
-"""The pager's worker threads: they carry reads, writes and deletes out and report how they ended.
+"""A session's work on its pool's threads: reads, writes and deletes, and reports how they ended.
 
-Reads and writes have queues of their own, so a read never waits behind write-back. Whatever a
-transfer raises becomes a report; a worker never dies of it, or its slot would be lost for good.
+Reads and writes have threads of their own, so a read never waits behind write-back. Whatever a
+transfer raises becomes a report, or its slot would be lost for good.
 """
 
 from __future__ import annotations
@@ -11,20 +11,24 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from queue import SimpleQueue
+from functools import partial
 from typing import Protocol
 
 from worldpager.errors import ClosedError, DamagedBlockError, StoreError, StoreFullError
 from worldpager.pager import events as ev
 from worldpager.pager.events import Event
+from worldpager.pager.pool import Lease
 from worldpager.quant.codec import Bytes
-from worldpager.tiers.arena import Arena
 from worldpager.tiers.bandwidth import TokenBucket
 
 log = logging.getLogger("worldpager")
 
 READERS = 2
-"""Reader threads: one may be stuck in a slow read without stopping the other."""
+"""Reads of a session under way: one may be stuck in a slow read without stopping the other."""
+WRITERS = 1
+"""Writes of a session under way."""
+RELIEF_SECONDS = 0.1
+"""How often a session that ends looks whether its last transfers wait behind stuck ones."""
 
 
 class ChunkFiles(Protocol):
@@ -45,11 +49,11 @@ class ChunkFiles(Protocol):
 
 
 class Workers:
-    """Reader threads and one writer thread over ``arena``."""
+    """Carries one session's transfers out, between files and its lease of the pool."""
 
     def __init__(
         self,
-        arena: Arena,
+        lease: Lease,
         report: Callable[[Event], None],
         *,
         read_limit: int | None,
@@ -58,51 +62,64 @@ class Workers:
         """``report`` takes each outcome, on the thread of the transfer; limits in bytes/second."""
         self.files: list[ChunkFiles] = []
         """By stream; may grow at any time."""
-        self._arena = arena
+        self._lease = lease
         self._report = report
         self._limits = (TokenBucket(read_limit), TokenBucket(write_limit))
-        self._reads: SimpleQueue[ev.Read | None] = SimpleQueue()
-        self._writes: SimpleQueue[ev.Write | ev.Delete | None] = SimpleQueue()
+        self._crews = (lease.pool.readers, lease.pool.writers)
         self._warned: set[str] = set()  # kinds of trouble that were told
-        self._threads = [
-            threading.Thread(target=self._read_loop, name=f"worldpager-read-{i}", daemon=True)
-            for i in range(READERS)
-        ]
-        self._threads.append(
-            threading.Thread(target=self._write_loop, name="worldpager-write", daemon=True)
-        )
-        for thread in self._threads:
-            thread.start()
+        self._changed = threading.Condition()
+        self._under_way = 0
+        self._closed = False
 
     def submit(self, job: ev.Read | ev.Write | ev.Delete) -> None:
-        """Carry ``job`` out in its turn. Never blocks."""
-        if isinstance(job, ev.Read):
-            self._reads.put(job)
-        else:
-            self._writes.put(job)
+        """Carry ``job`` out in its turn; not after :meth:`close`. Never blocks."""
+        with self._changed:
+            if self._closed:
+                return
+            self._under_way += 1
+        match job:
+            case ev.Read():
+                self._crews[0].submit(partial(self._do, partial(self._read, job)))
+            case ev.Write():
+                self._crews[1].submit(partial(self._do, partial(self._write, job)))
+            case ev.Delete():
+                self._crews[1].submit(partial(self._do, partial(self._delete, job)))
+
+    def relieve(self) -> None:
+        """Time passes: transfers that wait behind stuck ones go ahead."""
+        for crew in self._crews:
+            crew.relieve()
 
     def close(self, timeout: float) -> bool:
-        """End the threads once they have done what is queued; whether all ended in time."""
-        for _ in range(READERS):
-            self._reads.put(None)
-        self._writes.put(None)
+        """Take no more; whether all that was queued or under way ended within ``timeout`` seconds.
+
+        What hangs for longer ends on its own, and touches no memory but what it was given.
+        """
         for limit in self._limits:
             limit.close()
         deadline = time.monotonic() + timeout
-        for thread in self._threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads)
+        with self._changed:
+            self._closed = True
+            while self._under_way and (left := deadline - time.monotonic()) > 0:
+                self._changed.wait(min(left, RELIEF_SECONDS))
+                self.relieve()
+            return not self._under_way
 
-    def _read_loop(self) -> None:
-        while (job := self._reads.get()) is not None:
-            self._report(self._read(job))
+    def _do(self, transfer: Callable[[], Event]) -> None:
+        try:
+            self._report(transfer())
+        finally:
+            with self._changed:
+                self._under_way -= 1
+                self._changed.notify_all()
 
     def _read(self, job: ev.Read) -> Event:
         key, generation = job.key, job.generation
         try:
             deadline = self._limits[0].reserve(job.nbytes)
-            view = self._arena.view(job.offset, job.nbytes)
-            self.files[key.stream].read(key.chunk, generation, view)
+            with self._lease.held():
+                view = self._lease.view(job.offset, job.nbytes)
+                self.files[key.stream].read(key.chunk, generation, view)
         except DamagedBlockError as error:
             if error.reason not in self._warned:  # each further one is counted
                 self._warned.add(error.reason)
@@ -113,15 +130,13 @@ class Workers:
         self._pace(0, deadline)
         return ev.ReadDone(key, generation)
 
-    def _write_loop(self) -> None:
-        while (job := self._writes.get()) is not None:
-            self._report(self._write(job) if isinstance(job, ev.Write) else self._delete(job))
-
     def _write(self, job: ev.Write) -> Event:
         key, generation = job.key, job.generation
         try:
             deadline = self._limits[1].reserve(job.nbytes)
-            self.files[key.stream].write(key.chunk, self._arena.view(job.offset, job.nbytes))
+            with self._lease.held():
+                view = self._lease.view(job.offset, job.nbytes)
+                self.files[key.stream].write(key.chunk, view)
         except Exception as error:
             return ev.WriteFailed(key, generation, _reason("write", error))
         self._pace(1, deadline)
@@ -139,8 +154,9 @@ class Workers:
 
     def _pace(self, direction: int, deadline: float) -> None:
         """Hold a finished transfer back until its bandwidth limit would have let it through."""
-        with suppress(ClosedError):
-            self._limits[direction].wait(deadline)
+        if deadline > time.monotonic():
+            with suppress(ClosedError), self._crews[direction].aside():
+                self._limits[direction].wait(deadline)
 
 
 def _reason(action: str, error: Exception) -> str:

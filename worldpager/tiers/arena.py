@@ -12,6 +12,7 @@ inherited mapping object would unmap when it goes.
 from __future__ import annotations
 
 import errno
+import logging
 import mmap
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ from worldpager.units import format_size
 
 if TYPE_CHECKING:
     import torch
+
+log = logging.getLogger("worldpager")
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -54,6 +57,8 @@ class Arena:
         """Bytes page-locked for CUDA: all or none."""
         self.pin_reason = "not asked for: the compute device is the CPU"
         """Why :attr:`pinned_bytes` is 0; empty where it is not."""
+        self.pin_failed = False
+        """Whether :meth:`pin` was asked for and could not do it."""
         check_budget(self.nbytes)
         self._memory: Bytes | None = _map(self.nbytes)
 
@@ -83,6 +88,9 @@ class Arena:
         if not self.pinned_bytes:
             self.pin_reason = pinning.register(memory, device)
             self.pinned_bytes = 0 if self.pin_reason else self.nbytes
+            self.pin_failed = bool(self.pin_reason)
+            if self.pin_failed:
+                log.warning("the DRAM pool is not page-locked: %s", self.pin_reason)
         return self.pinned_bytes > 0
 
     def close(self) -> None:
