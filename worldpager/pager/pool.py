@@ -150,6 +150,7 @@ class MemoryPool:
     def disown(self) -> None:
         """In a forked child, where none of the threads lives: closed from the start."""
         self._lock = threading.Lock()
+        self._crews.clear()
         self._closed = True
 
     def __enter__(self) -> MemoryPool:
