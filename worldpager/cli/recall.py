@@ -13,7 +13,8 @@ from worldpager.cli.options import duration
 from worldpager.errors import ConfigError
 
 if TYPE_CHECKING:
-    from worldpager.cli.recall_episodes import Episode
+    from worldpager.cli.recall_episodes import Episode, Outcome
+    from worldpager.cli.recall_scores import Scorer
 
 
 def recall(
@@ -36,31 +37,46 @@ def recall(
     ] = None,
 ) -> None:
     """Generate worlds, come back to them, and say how like they are; resumes what was begun."""
-    import torch
-
-    from worldpager.cli.recall_episodes import run_episode
     from worldpager.cli.recall_methods import METHODS, get_method
+    from worldpager.cli.recall_report import draw, report
     from worldpager.cli.recall_results import Results
     from worldpager.cli.recall_scores import Scorer
-    from worldpager.model_adapter.builtin import load_model
 
     if worlds < 1 or chunks < 48 or chunks % 2:
         raise ConfigError(
             f"recall needs a world and an even path of 48 chunks, not {worlds} and {chunks}"
         )
     chosen = {name: get_method(name) for name in methods.split(",") if name} or METHODS
-    began = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    results, scorer, model = Results(out / "recall.jsonl"), Scorer(), load_model()
-    torch.set_num_threads(1)
-    for episode in _episodes(list(chosen), codecs.split(","), worlds, chunks):
-        if episode in results.outcomes:
-            continue
-        if limit is not None and time.monotonic() - began > limit:
-            typer.echo("time is up; run the same command again to go on", err=True)
-            break
-        outcome = run_episode(model, chosen[episode.method], episode, scorer, out)
+    results, scorer = Results(out / "recall.jsonl"), Scorer()
+    wanted = list(_episodes(list(chosen), codecs.split(","), worlds, chunks))
+    left = [episode for episode in wanted if episode not in results.outcomes]
+    for outcome in _outcomes(left, scorer, out, limit):
         results.add(outcome)
+    text = report(results, scorer.note)
+    (out / "recall.md").write_text(text)
+    draw(results, out / "recall.png")
+    typer.echo(text)
+    missing = sum(episode not in results.outcomes for episode in wanted)
+    if missing:
+        typer.echo(f"{missing} episodes are left; run the same command to go on", err=True)
+
+
+def _outcomes(
+    episodes: list[Episode], scorer: Scorer, out: Path, limit: float | None
+) -> Iterator[Outcome]:
+    """Run episodes, one after the other, and begin none after ``limit`` seconds."""
+    from worldpager.cli.recall_episodes import run_episode
+    from worldpager.cli.recall_methods import get_method
+    from worldpager.model_adapter.builtin import load_model
+    from worldpager.model_adapter.driving import one_thread
+
+    began, model = time.monotonic(), load_model()
+    with one_thread():
+        for episode in episodes:
+            if limit is not None and time.monotonic() - began > limit:
+                return
+            yield run_episode(model, get_method(episode.method), episode, scorer, out)
 
 
 def _episodes(methods: list[str], codecs: list[str], worlds: int, chunks: int) -> Iterator[Episode]:

@@ -30,7 +30,7 @@ class Method:
     title: str
     chunks: int | None = 3
     memory: Mapping[str, Any] = field(default_factory=dict)
-    against: str = "retrieval"
+    against: str | None = "retrieval"
 
     def config(self, store: Path, codec: str, spec: KVSpec, chunks: int) -> MemoryConfig:
         """A memory with a pool for all ``chunks`` of an episode, so that no disk plays a part."""
@@ -55,8 +55,13 @@ METHODS = {
     method.name: method
     for method in (
         Method("sliding", "sliding window of equal length", memory={"retrieval": "recent"}),
-        Method("full", "full KV", chunks=None, memory={"positions": "absolute"}),
+        Method("full", "full KV", chunks=None, memory={"positions": "absolute"}, against=None),
         Method("retrieval", "retrieval by camera, 3 chunks", against="full"),
+        Method("six", "retrieval by camera, 6 chunks", chunks=6),
+        *(
+            Method(name, f"retrieval, positions {name}", memory={"positions": name})
+            for name in ("absolute", "moving-best-first", "fractional", "fractional-fast")
+        ),
     )
 }
 

@@ -59,9 +59,21 @@ class Results:
         }
 
 
+def _value(outcome: Outcome, gap: str, metric: str) -> float | None:
+    """A metric of the class ``gap``, or of ``all`` revisits, each frame counting alike."""
+    if gap != "all":
+        return outcome.scores.get(gap, {}).get(metric)
+    parts = [found for found in outcome.scores.values() if metric in found]
+    if not parts:
+        return None
+    pairs = sum(found["pairs"] for found in parts)
+    return sum(found[metric] * found["pairs"] for found in parts) / pairs
+
+
 def score(rows: Mapping[tuple[str, int], Outcome], gap: str, metric: str) -> Estimate | None:
-    """A metric's mean over the episodes that have revisits of the class ``gap``."""
-    values = [o.scores[gap][metric] for o in rows.values() if metric in o.scores.get(gap, {})]
+    """A metric's mean over the episodes that have revisits of the class ``gap`` (or ``all``)."""
+    found = [_value(outcome, gap, metric) for outcome in rows.values()]
+    values = [value for value in found if value is not None]
     return estimate(np.array(values)) if values else None
 
 
@@ -72,12 +84,12 @@ def change(
     metric: str,
 ) -> Estimate | None:
     """The mean difference to ``reference`` over the worlds that both have seen, pair by pair."""
-    shared = [key for key in rows if key in reference]
-    values = [
-        rows[key].scores[gap][metric] - reference[key].scores[gap][metric]
-        for key in shared
-        if metric in rows[key].scores.get(gap, {}) and gap in reference[key].scores
-    ]
+    values = []
+    for key in rows.keys() & reference.keys():
+        ours, theirs = (_value(r[key], gap, metric) for r in (rows, reference))
+        if ours is not None and theirs is not None:
+            values.append(ours - theirs)
+    values.sort()  # in an order that does not depend on hashes, so that intervals repeat
     return estimate(np.array(values)) if values else None
 
 
