@@ -44,6 +44,19 @@ def make_run(folder: Path, summary: dict[str, Any] | None = None, **options: Any
     return folder
 
 
+def test_walls_on_the_way_are_told(worldpager: Command, tmp_path: Path) -> None:
+    model = ("--model", "matrix-game-2@1/30", "--dram", "2GiB", "--retrieve", 0)
+    for chunks, beyond in ((341, 0), (2501, 2)):
+        status, printed, _ = worldpager(
+            "predict", "--out", tmp_path / f"{chunks}.json", *model, "--chunks", chunks
+        )
+        assert status == 0
+        told = [line for line in printed.splitlines() if "Goes beyond" in line]
+        assert len(told) == beyond
+    assert "position table (1024 rows, 341 chunks): positions move on" in told[0]
+    assert "action table (7500 rows, 2500 chunks): see to it in the frontend" in told[1]
+
+
 @pytest.fixture
 def predicted(worldpager: Command, tmp_path: Path) -> Path:
     status, printed, message = worldpager("predict", "--out", tmp_path / "p.json", *ARGUMENTS)

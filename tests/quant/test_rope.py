@@ -70,6 +70,19 @@ def test_any_frame_is_exact_in_fp32(frames: float, head_dim: int, seed: int) -> 
     assert np.abs(out.numpy() - exact_rotation(key, frames, layout)).max() < 1e-5
 
 
+@pytest.mark.parametrize("made_at", [0, 1023, 1024, 123_457, 9_999_999, 10**7])
+@pytest.mark.parametrize("shown_at", [0, 5, 1022, 1_048_575.25, 10**7 - 0.5, 10**7])
+def test_a_key_made_at_any_frame_shows_at_any_other(made_at: int, shown_at: float) -> None:
+    """Rotated by the model at one frame, moved to another, it is as if made there."""
+    layout = RopeLayout.wan(128, table_len=None)
+    bare = np.random.default_rng(3).uniform(-1, 1, (8, 128))
+    cached = torch.from_numpy(exact_rotation(bare, made_at, layout).astype(np.float32))
+    rotation = layout.temporal_rotation(shown_at - made_at)
+    if rotation is not None:
+        rotation.apply_(cached)
+    assert np.abs(cached.numpy() - exact_rotation(bare, shown_at, layout)).max() < 1e-5
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_strided_tensors_are_rotated_in_place_and_rounded_once(dtype: torch.dtype) -> None:
     layout = RopeLayout.wan(64)
@@ -81,6 +94,17 @@ def test_strided_tensors_are_rotated_in_place_and_rounded_once(dtype: torch.dtyp
     rotation.apply_(wanted)
     assert rotation.apply_(view) is view
     assert torch.equal(store.transpose(1, 2), wanted.to(dtype))
+
+
+def test_only_the_fastest_pairs_turn_where_so_many_are_asked_for() -> None:
+    layout, key = RopeLayout.wan(128), torch.randn(4, 128)
+    fast, whole = layout.temporal_rotation(3.5, pairs=11), layout.temporal_rotation(3.5)
+    assert fast is not None
+    assert whole is not None
+    found, all_turned = fast.apply_(key.clone()), whole.apply_(key.clone())
+    assert torch.equal(found[:, :22], all_turned[:, :22])
+    assert torch.equal(found[:, 22:], key[:, 22:])
+    assert not torch.equal(all_turned[:, 22:44], key[:, 22:44])
 
 
 def test_there_and_back() -> None:

@@ -15,6 +15,7 @@ from worldpager.cli.inspect import inspect
 from worldpager.cli.messages import one_line
 from worldpager.cli.plan import plan
 from worldpager.cli.predict import predict
+from worldpager.cli.recall import recall
 from worldpager.cli.replay import replay
 from worldpager.cli.reproduce import reproduce
 from worldpager.cli.rollout import rollout
@@ -39,7 +40,18 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (doctor, plan, predict, rollout, validate, replay, reproduce, inspect, verify):
+for command in (
+    doctor,
+    plan,
+    predict,
+    rollout,
+    validate,
+    replay,
+    recall,
+    reproduce,
+    inspect,
+    verify,
+):
     app.command()(command)
 
 

@@ -113,6 +113,9 @@ def _show(prediction: Prediction, out: Path) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from worldpager.sim.plan import horizons
+    from worldpager.sim.presets import get_preset
+
     table = Table(title=f"prediction of {prediction.created:%Y-%m-%d %H:%M:%S} UTC")
     table.add_column("criterion")
     table.add_column("predicted", justify="right", style="bold")
@@ -126,6 +129,14 @@ def _show(prediction: Prediction, out: Path) -> None:
         )
     console = Console()
     console.print(table)
+    for wall in horizons(get_preset(prediction.inputs.model)):
+        if prediction.inputs.chunks > wall.chunks:
+            remedy = "positions move on by themselves" if wall.ours else "see to it in the frontend"
+            console.print(
+                f"Goes beyond the model's {wall.name} ({wall.rows} rows, {wall.chunks} chunks): "
+                f"{remedy}.",
+                markup=False, highlight=False, soft_wrap=True,
+            )  # fmt: skip
     console.print(
         f"Written to {out}. Run it, then: worldpager validate RUN {out}",
         markup=False, highlight=False, soft_wrap=True,

@@ -18,7 +18,7 @@ import torch
 
 from worldpager.errors import ConfigError
 from worldpager.quant.codec import BlockShape
-from worldpager.quant.rope import RopeLayout
+from worldpager.quant.rope import RopeLayout, Wall
 
 Poses = npt.NDArray[np.float64]
 
@@ -29,7 +29,9 @@ class KVSpec:
 
     ``rope``: how cached keys were rotated, or ``None`` for keys cached before rotation.
     ``model``: identity of the weights (a hash or version); blocks of another model are refused.
-    ``recent_frames`` does not count the chunk being generated.
+    ``recent_frames`` does not count the chunk being generated. ``walls``: the model's further
+    tables, looked up by true latent frame, which a memory cannot get round (Matrix-Game 2.0's
+    action modules have ``Wall("action table", 7500)``).
     """
 
     model: str
@@ -44,6 +46,7 @@ class KVSpec:
     rope: RopeLayout | None
     batch: int = 1
     dtype: torch.dtype = torch.bfloat16
+    walls: tuple[Wall, ...] = ()
 
     def __post_init__(self) -> None:
         for name in (

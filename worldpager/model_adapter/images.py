@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -65,15 +66,32 @@ class StoredImage:
         ]
         self.tokens = self._headers[0].shape.tokens
 
-    def decode(self, cache: FrontendCache, index: int, shift: float) -> None:
-        """Decode every layer into the cache's slot ``index``, keys moved by ``shift`` frames."""
+    def decode(
+        self, cache: FrontendCache, index: int, moves: Sequence[float], pairs: int | None = None
+    ) -> None:
+        """Decode every layer into the cache's slot ``index``, keys moved along time.
+
+        ``moves``: by so many frames, one number for the whole chunk or one for each of its frames;
+        ``pairs``: turn only that many of the fastest pairs.
+        """
         rope = self._spec.rope
-        rotation = rope.temporal_rotation(shift) if rope is not None else None
+        turns = [rope.temporal_rotation(move, pairs) if rope else None for move in moves]
         for layer, header in enumerate(self._headers):
             k, v = cache.slot(layer, index)
-            self._decode_block(layer, header.shape, k, v, rotation)
-            if rope is None and shift:
-                cache.shift(k, shift)
+            if len(moves) == 1:
+                self._decode_block(layer, header.shape, k, v, turns[0])
+                if rope is None and moves[0]:
+                    cache.shift(k, moves[0])
+                continue
+            # In fp32 first, so that a key is rounded once however it is turned.
+            wide = torch.empty(k.shape, dtype=torch.float32)
+            self._decode_block(layer, header.shape, wide, v, None)
+            for frame, move, turn in zip(wide.chunk(len(moves), 1), moves, turns, strict=True):
+                if turn is not None:
+                    turn.apply_(frame)
+                elif rope is None and move:
+                    cache.shift(frame, move)
+            k.copy_(wide)
 
     def _decode_block(
         self,

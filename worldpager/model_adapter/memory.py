@@ -26,7 +26,7 @@ from worldpager.model_adapter.images import (
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
 from worldpager.model_adapter.status import Occupancy, Status, occupancy_of, status_of
-from worldpager.model_adapter.window import positions
+from worldpager.model_adapter.window import Piece, check_walls, horizon, positions
 from worldpager.pager.core import Core
 from worldpager.pager.eviction import Nearness, get_eviction
 from worldpager.pager.policies import Pressure, WriteBack
@@ -174,6 +174,7 @@ class WorldMemory:
     def _boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         began = time.perf_counter()
         self._check(step)
+        check_walls(self.spec, step.start_frame)
         rise = self._positions.rebase(step.start_frame, self._base)
         report = BoundaryReport(step.chunk)
         if step.finished is None:
@@ -181,11 +182,11 @@ class WorldMemory:
             rise = 0
         else:
             self._take(step, cache, report)
-        window = self._choose(step, report)
+        window, ranking = self._choose(step, report)
         if rise:
             cache.rebase(rise)
             self._base += rise
-        self._fill(step, cache, window, report)
+        self._fill(step, cache, window, ranking, report)
         self._prefetch(step)
         self._step = step
         report.boundary_ms = milliseconds_since(began)
@@ -222,6 +223,15 @@ class WorldMemory:
     def stats(self) -> Stats:
         """The pager's counters."""
         return self._session.pager.core.stats
+
+    @property
+    def horizon(self) -> tuple[str, int] | None:
+        """The table of the model at which this rollout will end, and after how many chunks.
+
+        ``None`` where nothing that the spec declares is in its way. The chunk after the last is
+        refused by :meth:`boundary` with a :class:`PositionError`.
+        """
+        return horizon(self.spec, self._positions)
 
     @property
     def occupancy(self) -> Occupancy:
@@ -312,8 +322,8 @@ class WorldMemory:
         )
         return record if poses is None else replace(record, place=tuple(place_of(poses)))
 
-    def _choose(self, step: ChunkStep, report: BoundaryReport) -> Window:
-        """Pick the chunks for this window and pin them."""
+    def _choose(self, step: ChunkStep, report: BoundaryReport) -> tuple[Window, tuple[int, ...]]:
+        """Pick the chunks for this window and pin them; also the candidates, best first."""
         pager, stream = self._session.pager, self._session.rollout.stream
         pager.tick()
         for chunk, reason in pager.take_lost(stream):
@@ -330,19 +340,24 @@ class WorldMemory:
         report.retrieved = tuple(c.chunk for c in window.chunks)
         report.hits = Counter(c.source for c in window.chunks)
         report.hits["empty"] = max(0, len(wanted) - len(window.chunks))
-        return window
+        return window, ranking
 
     def _fill(
-        self, step: ChunkStep, cache: FrontendCache, window: Window, report: BoundaryReport
+        self,
+        step: ChunkStep,
+        cache: FrontendCache,
+        window: Window,
+        ranking: tuple[int, ...],
+        report: BoundaryReport,
     ) -> None:
         """Lay the window out and decode the retrieved chunks into it."""
         images = [StoredImage(chunk.image, self.spec) for chunk in window.chunks]
-        stored = [image.record.position for image in images]
-        placed = self._positions.place(step.start_frame, self._base, stored)
+        pieces = [_piece(image.record, ranking) for image in images]
+        placed = self._positions.place(step.start_frame, self._base, pieces)
         cache.open([image.tokens for image in images])
         began = time.perf_counter()
-        for slot, (image, position) in enumerate(zip(images, placed, strict=True)):
-            image.decode(cache, slot, position - image.record.position)
+        for slot, (image, moves) in enumerate(zip(images, placed, strict=True)):
+            image.decode(cache, slot, moves, self._positions.pairs)
         report.decode_ms = milliseconds_since(began)
 
     def _prefetch(self, step: ChunkStep) -> None:
@@ -361,6 +376,12 @@ class WorldMemory:
             pager.ahead(stream, chunks)
 
         self._prefetcher.submit(plan)
+
+
+def _piece(record: ChunkRecord, ranking: tuple[int, ...]) -> Piece:
+    """A chunk of a window; one that stands in for a missed chunk ranks last."""
+    rank = ranking.index(record.chunk) if record.chunk in ranking else len(ranking)
+    return Piece(record.start_frame, record.frames, record.position, rank)
 
 
 def _nearness_of(retrievers: dict[int, Retriever]) -> Callable[[int], Nearness | None]:

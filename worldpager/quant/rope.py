@@ -55,6 +55,14 @@ class TemporalRotation:
 
 
 @dataclass(frozen=True, slots=True)
+class Wall:
+    """A table inside a model that ends: it has ``rows``, and each latent frame takes one."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
 class RopeLayout:
     """How a model rotates its keys.
 
@@ -103,17 +111,20 @@ class RopeLayout:
         pairs = self.split[0]
         return self.scale * self.theta ** (-np.arange(pairs, dtype=np.float64) / max(pairs, 1))
 
-    def temporal_rotation(self, delta_frames: float) -> TemporalRotation | None:
+    def temporal_rotation(
+        self, delta_frames: float, pairs: int | None = None
+    ) -> TemporalRotation | None:
         """The rotation that moves keys by ``delta_frames`` (new minus old, may be fractional).
 
-        ``None`` when nothing moves, so that unmoved keys stay bit for bit as they are. Raises
-        :class:`PositionError` for a difference that is not finite.
+        ``pairs``: turn only that many of the fastest pairs. ``None`` when nothing moves, so that
+        unmoved keys stay bit for bit as they are. Raises :class:`PositionError` for a difference
+        that is not finite.
         """
         if not math.isfinite(delta_frames):
             raise PositionError(f"keys cannot be moved by {delta_frames} frames; give a finite one")
         if delta_frames == 0 or self.split[0] == 0:
             return None
-        angles = float(delta_frames) * self.frequencies
+        angles = float(delta_frames) * self.frequencies[:pairs]
         return TemporalRotation(
             cos=np.cos(angles).astype(np.float32), sin=np.sin(angles).astype(np.float32)
         )

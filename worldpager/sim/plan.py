@@ -141,7 +141,7 @@ def make_plan(
         written_per_day=closed_form.written_bytes(DAY, size.stored, seconds),
         positional_horizon_chunks=horizon,
         positional_horizon_seconds=horizon * video_seconds,
-        horizons=_horizons(geometry),
+        horizons=horizons(geometry),
         real_time_factor=closed_form.real_time_factor(video_seconds, seconds),
         frames_per_second=geometry.video_frames_per_chunk / seconds,
         staging_bytes=closed_form.staging_bytes(retrieve, size.stored),
@@ -172,7 +172,7 @@ def make_plan(
     )
 
 
-def _horizons(geometry: ModelGeometry) -> tuple[Horizon, ...]:
+def horizons(geometry: ModelGeometry) -> tuple[Horizon, ...]:
     """Every wall of a model, the nearest first."""
     found = []
     for wall in geometry.walls:

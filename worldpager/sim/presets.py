@@ -8,16 +8,9 @@ from fractions import Fraction
 
 from worldpager.errors import ConfigError
 from worldpager.quant.codec import BlockShape
+from worldpager.quant.rope import Wall
 
 POSITION_TABLE = "position table"
-
-
-@dataclass(frozen=True, slots=True)
-class Wall:
-    """A table inside a model that ends: it has ``rows``, and each latent frame takes one."""
-
-    name: str
-    rows: int
 
 
 @dataclass(frozen=True, slots=True)

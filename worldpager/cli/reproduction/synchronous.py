@@ -14,7 +14,7 @@ from pathlib import Path
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
 from worldpager.model_adapter.images import ChunkImage, StoredImage, warm_up
 from worldpager.model_adapter.opening import store_spec
-from worldpager.model_adapter.window import positions
+from worldpager.model_adapter.window import Piece, positions
 from worldpager.prefetch.poses import place_of
 from worldpager.prefetch.retrieval import get_policy
 from worldpager.prefetch.retriever import Retriever
@@ -72,10 +72,11 @@ class SynchronousMemory:
                 waited += written + self._read(chunk, slot)
             self._held.move_to_end(chunk)
         window = [StoredImage(self._view(self._held[chunk]), self._spec) for chunk in wanted]
-        placed = self._positions.place(step.start_frame, 0, [i.record.position for i in window])
+        pieces = [Piece(r.start_frame, r.frames, r.position) for r in (w.record for w in window)]
+        placed = self._positions.place(step.start_frame, 0, pieces)
         cache.open([stored.tokens for stored in window])
-        for index, (stored, position) in enumerate(zip(window, placed, strict=True)):
-            stored.decode(cache, index, position - stored.record.position)
+        for index, (stored, moves) in enumerate(zip(window, placed, strict=True)):
+            stored.decode(cache, index, moves)
         self._before = step
         return waited
 
