@@ -110,6 +110,7 @@ class ChunkMetrics:
     rss_bytes: int
     commit_bytes: int
     """Stored size of the chunk committed at this boundary; 0 where none was."""
+    commit_tokens: int
     active_tokens: int
     """Tokens of the past in the window, in each layer and head alike."""
     dense_tokens: int
@@ -176,6 +177,7 @@ def _metrics(memory: WorldMemory, wall_ms: float, model_ms: float, rss: int) -> 
         first_read_chunk=stats.first_read_chunk,
         rss_bytes=rss,
         commit_bytes=report.stored_bytes,
+        commit_tokens=report.stored_tokens,
         active_tokens=report.active_tokens,
         dense_tokens=report.dense_tokens,
     )
