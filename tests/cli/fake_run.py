@@ -37,6 +37,10 @@ def fake_metrics(chunk: int, retrieve: int = 3) -> ChunkMetrics:
         bytes_read_total=reads * CHUNK,
         bytes_written_total=max(0, chunk - 3) * CHUNK,
         rss_bytes=300_000_000 + 100 * chunk,
+        commit_bytes=CHUNK if chunk else 0,
+        commit_tokens=48 if chunk else 0,
+        active_tokens=48 * min(chunk, retrieve),
+        dense_tokens=48 * min(chunk, retrieve),
         spill_chunk=SPILL if chunk + 1 >= SPILL else None,
         first_read_chunk=FIRST_READ if reads else None,
     )

@@ -125,7 +125,8 @@ def test_a_sound_block_of_something_else_is_refused(field: str, value: int) -> N
     ("changes", "reason"),
     [
         ({"f0": b"WPKW"}, "magic"),
-        ({"f1": 2}, "version"),
+        ({"f1": 3}, "version"),
+        ({"f1": 2}, "header"),
         ({"f2": 99}, "header"),
         ({"f2": 2}, "header"),
         ({"f3": 0}, "header"),

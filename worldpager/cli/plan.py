@@ -49,6 +49,12 @@ def plan(
     retrieve: Annotated[
         int, typer.Option(help="Chunks each window newly needs from NVMe, at worst.")
     ] = 3,
+    tokens_kept: Annotated[
+        float,
+        typer.Option(
+            metavar="FRACTION", help="Share of a chunk's tokens that pruning keeps, e.g. 0.5."
+        ),
+    ] = 1.0,
     chunk_time: Annotated[
         float | None,
         typer.Option(
@@ -107,6 +113,7 @@ def plan(
         read_bandwidth=read_bandwidth,
         write_bandwidth=write_bandwidth,
         rated_bytes=endurance or (None if known is None else known.disk.rated_bytes),
+        tokens_kept=tokens_kept,
     )
     if json:
         typer.echo(answer.model_dump_json(indent=2))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,16 @@ def predict(
     machine: Machine = None,
     codec: Annotated[str, typer.Option(help="Codec of the stored chunks.")] = "int4",
     retrieve: Annotated[int, typer.Option(help="Chunks brought back for each window.")] = 3,
+    prune: Annotated[
+        str, typer.Option(metavar="NAME[:VALUE]", help="The rollout's pruning.")
+    ] = "none",
+    tokens_kept: Annotated[
+        float | None,
+        typer.Option(
+            metavar="FRACTION",
+            help="Share of a chunk's tokens that it keeps on average; default: most that it can.",
+        ),
+    ] = None,
     eviction: Annotated[str, typer.Option(help="redundant, furthest or lru.")] = "redundant",
     on_miss: Annotated[str, typer.Option(help="stale, nearest or wait.")] = "stale",
     read_limit: Annotated[
@@ -66,6 +77,7 @@ def predict(
     from worldpager.cli.runs import check_pool
     from worldpager.errors import ConfigError
     from worldpager.prefetch.paths import make_path
+    from worldpager.quant.pruning import get_pruning
     from worldpager.sim.machines import load_machine
     from worldpager.sim.predictions import Inputs, poses_hash, predict, write_prediction
     from worldpager.sim.presets import get_preset
@@ -75,7 +87,11 @@ def predict(
         raise ConfigError(f"{out} exists, and a prediction is never overwritten")
     if retrieve < 0:
         raise ConfigError(f"--retrieve cannot be {retrieve}; 0 switches memory off")
-    poses = make_path(path, chunks, get_preset(model).frames_per_chunk, seed)
+    geometry, policy = get_preset(model), get_pruning(prune)
+    if tokens_kept is None:
+        most = geometry.frames_per_chunk, geometry.tokens_per_frame
+        tokens_kept = 1.0 if policy is None else policy.most_tokens(*most) / math.prod(most)
+    poses = make_path(path, chunks, geometry.frames_per_chunk, seed)
     inputs = Inputs(
         model=model,
         codec=codec,
@@ -85,6 +101,8 @@ def predict(
         poses=poses_hash(poses),
         dram_bytes=dram,
         retrieve=retrieve,
+        pruning=prune,
+        tokens_kept=tokens_kept,
         eviction=eviction,
         on_miss=on_miss,
         read_limit=read_limit,

@@ -207,6 +207,7 @@ class Recording:
             "codec": config.codec,
             "retrieve": config.retrieve,
             "retrieval": config.retrieval,
+            "pruning": config.pruning,
             "eviction": config.eviction,
             "known_ahead": config.known_ahead,
             "prefetch": config.prefetch,

@@ -85,6 +85,9 @@ def facts(summary: Summary) -> Iterator[tuple[str, str]]:
         f"{_chunk(summary.spill_chunk)}, {_chunk(summary.first_read_chunk)}",
     )
     yield "chunk size", format_size(summary.chunk_bytes)
+    if summary.pruning_ratio:
+        yield "pruned, median", format_size(summary.median_chunk_bytes)
+        yield "pruning ratio", f"{100 * summary.pruning_ratio:.1f} %"
     yield "written", format_size(summary.bytes_written)
     yield "read back", f"{format_size(summary.bytes_read)}, {summary.chunk_reads} chunks"
     growth = summary.rss_growth_per_chunk

@@ -81,6 +81,14 @@ def rollout(
     retrieve: Annotated[
         int, typer.Option(help="Chunks brought back for each window; 0 switches memory off.")
     ] = 3,
+    prune: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:VALUE]",
+            help="Drop tokens before they are stored, e.g. worldkv:0.25 or decoprune:0.0007; "
+            "docs/pruning.md lists them.",
+        ),
+    ] = "none",
     on_miss: Annotated[
         OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
     ] = OnMiss.STALE,
@@ -115,6 +123,7 @@ def rollout(
     from worldpager.model_adapter.rollout import RolloutConfig
     from worldpager.prefetch.paths import make_path
     from worldpager.quant.codec import get_codec
+    from worldpager.quant.pruning import get_pruning
     from worldpager.sim.presets import get_preset
 
     geometry = get_preset(model if scale is None else f"{model}@{scale}")
@@ -123,6 +132,12 @@ def rollout(
     if retrieve < 0:
         raise ConfigError(f"--retrieve cannot be {retrieve}; 0 switches memory off")
     get_codec(codec)  # an unknown one is refused before anything is written
+    policy = get_pruning(prune)
+    if synthetic and policy is not None and policy.needs_predictions:
+        raise ConfigError(
+            f"--prune {prune} scores what a sampler predicts, and a synthetic frontend samples "
+            "nothing; choose another policy or the built-in model"
+        )
     config = RolloutConfig(
         chunks=length,
         path=make_path(path, length, geometry.frames_per_chunk, seed),
@@ -131,6 +146,7 @@ def rollout(
         disk_bytes=disk,
         codec=codec,
         retrieve=retrieve,
+        pruning=prune,
         on_miss=on_miss.value,
         read_limit=read_limit,
         write_limit=write_limit,

@@ -68,6 +68,7 @@ def read_run(folder: Path) -> Run:
     known = {name: options[name] for name in Inputs.model_fields if name in options}
     known |= {"chunks": len(path), "poses": poses_hash(path)}
     known.setdefault("path", POSES)
+    known["tokens_kept"] = summary.get("tokens_kept", 1.0)
     if "dram_bytes" not in known:
         raise ConfigError(f"{folder / SUMMARY} does not say how large the pool was")
     try:
@@ -118,6 +119,7 @@ def check_pool(inputs: Inputs) -> None:
     from worldpager.model_adapter.frontend import KVSpec
     from worldpager.model_adapter.memory import SINK_CODEC
     from worldpager.model_adapter.opening import pool_bytes
+    from worldpager.model_adapter.pruning import ChunkPruning
 
     geometry = get_preset(inputs.model)
     frames = geometry.frames_per_chunk
@@ -133,4 +135,5 @@ def check_pool(inputs: Inputs) -> None:
         retrieve_frames=inputs.retrieve * frames,
         rope=None,
     )
-    pool_bytes(inputs.dram_bytes, get_codec(inputs.codec), get_codec(SINK_CODEC), spec)
+    most = ChunkPruning(inputs.pruning, spec).most_tokens
+    pool_bytes(inputs.dram_bytes, get_codec(inputs.codec), get_codec(SINK_CODEC), spec, most)

@@ -67,7 +67,10 @@ class Summary(BaseModel):
     ``rss_growth_per_chunk`` is the least-squares slope of resident memory in bytes per chunk from
     there on. ``hits`` says where retrieved chunks were when they were asked for;
     ``retrieved_from_nvme`` how many of them had been read back from NVMe, mostly ahead of time,
-    since they were last served.
+    since they were last served. ``chunk_bytes`` is a whole chunk's stored size, what chunks took
+    once pruned is ``median_chunk_bytes``. ``tokens_kept`` is the share of tokens that was stored of
+    all chunks but the first, ``pruning_ratio`` that of the past that windows did not show because
+    it was pruned.
     """
 
     status: Status
@@ -87,6 +90,9 @@ class Summary(BaseModel):
     spill_chunk: int | None = None
     first_read_chunk: int | None = None
     chunk_bytes: int = 0
+    median_chunk_bytes: int = 0
+    tokens_kept: float = 1.0
+    pruning_ratio: float = 0.0
     bytes_written: int = 0
     bytes_read: int = 0
     chunk_reads: int = 0
@@ -125,6 +131,8 @@ def summarise(
     chunks, rss = len(metrics["chunk"]), metrics["rss_bytes"]
     spill = _last(metrics["spill_chunk"])
     stale = metrics["stale"].astype(bool)
+    committed, dense = metrics["commit_bytes"], int(metrics["dense_tokens"].sum())
+    tokens = metrics["commit_tokens"][metrics["commit_tokens"] > 0]  # the first chunk's is whole
     return Summary(
         **facts,
         chunks=chunks,
@@ -138,6 +146,9 @@ def summarise(
         stale_reasons=dict(Counter(metrics["stale_reason"][stale].tolist())),
         spill_chunk=spill,
         first_read_chunk=_last(metrics["first_read_chunk"]),
+        median_chunk_bytes=int(np.median(committed[committed > 0])) if committed.any() else 0,
+        tokens_kept=float(tokens[1:].mean() / tokens[0]) if len(tokens) > 1 else 1.0,
+        pruning_ratio=1 - int(metrics["active_tokens"].sum()) / dense if dense else 0.0,
         bytes_written=int(metrics["bytes_written_total"][-1]),
         bytes_read=int(metrics["bytes_read_total"][-1]),
         chunk_reads=int(metrics["chunk_reads_total"][-1]),

@@ -44,6 +44,7 @@ class RolloutConfig:
     chunk_time: float | None = None
     seed: int = 0
     positions: str = "moving"
+    pruning: str = "none"
     known_ahead: int = max(PATH_AHEAD)
     prefetch: bool = True
     write_back: WriteBack = field(default_factory=WriteBack)
@@ -59,6 +60,7 @@ class RolloutConfig:
             eviction=self.eviction,
             on_miss=self.on_miss,
             positions=self.positions,
+            pruning=self.pruning,
             read_limit=self.read_limit,
             write_limit=self.write_limit,
             prefetch=self.prefetch,
@@ -106,6 +108,13 @@ class ChunkMetrics:
     spill_chunk: int | None
     first_read_chunk: int | None
     rss_bytes: int
+    commit_bytes: int
+    """Stored size of the chunk committed at this boundary; 0 where none was."""
+    commit_tokens: int
+    active_tokens: int
+    """Tokens of the past in the window, in each layer and head alike."""
+    dense_tokens: int
+    """What they would be without pruning."""
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -167,4 +176,8 @@ def _metrics(memory: WorldMemory, wall_ms: float, model_ms: float, rss: int) -> 
         spill_chunk=stats.spill_chunk,
         first_read_chunk=stats.first_read_chunk,
         rss_bytes=rss,
+        commit_bytes=report.stored_bytes,
+        commit_tokens=report.stored_tokens,
+        active_tokens=report.active_tokens,
+        dense_tokens=report.dense_tokens,
     )

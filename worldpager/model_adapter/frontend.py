@@ -18,6 +18,7 @@ import torch
 
 from worldpager.errors import ConfigError
 from worldpager.quant.codec import BlockShape
+from worldpager.quant.pruning import CleanPredictions
 from worldpager.quant.rope import RopeLayout, Wall
 
 Poses = npt.NDArray[np.float64]
@@ -99,6 +100,8 @@ class ChunkStep:
     ``poses_ahead``: the same for the chunks that follow, as far as their control input is known;
     empty in a live session, where they are extrapolated. ``finished_poses``: those of the finished
     chunk, needed only where this process did not see it begin (a rollout that was taken up again).
+    ``predictions``: what the sampler held to be the finished chunk's clean latents, for pruning
+    that scores by them.
     """
 
     chunk: int
@@ -107,6 +110,7 @@ class ChunkStep:
     poses: Poses | None = None
     poses_ahead: Sequence[Poses] | Poses = ()
     finished_poses: Poses | None = None
+    predictions: CleanPredictions | None = None
     control: Mapping[str, Any] = field(default_factory=dict)
 
 

@@ -10,10 +10,12 @@ import torch
 
 from worldpager.errors import CodecError
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
-from worldpager.quant.block import BlockLabel, decode_block, read_header, write_block
+from worldpager.model_adapter.pruning import Select
+from worldpager.quant.block import BlockLabel, decode_block, kept_tokens, read_header, write_block
 from worldpager.quant.codec import BlockShape, Bytes, Codec
 from worldpager.quant.rope import TemporalRotation
 from worldpager.quant.shard import ChunkRecord, ShardLayout, read_tail, write_tail
+from worldpager.quant.tokens import Ids, KeptTokens
 
 KV = tuple[torch.Tensor, torch.Tensor]
 
@@ -28,15 +30,24 @@ def _fold(x: torch.Tensor) -> torch.Tensor:
 class ChunkImage:
     """A finished chunk of a frontend's cache, ready to be written into an extent."""
 
-    def __init__(self, cache: FrontendCache, codec: Codec) -> None:
-        """``cache``: its finished chunk is looked at now and copied in :meth:`write`."""
+    def __init__(self, cache: FrontendCache, codec: Codec, select: Select | None = None) -> None:
+        """``cache``: its finished chunk is looked at now and copied in :meth:`write`. ``select``:
+        chooses the tokens to keep, as many in each layer, by default all. Raises
+        :class:`CodecError` where layers keep different numbers of them.
+        """
         self._codec = codec
         self._kv: list[KV] = []
         for layer in range(cache.spec.layers):
             k, v = cache.read(layer)
             self._kv.append((_fold(k), _fold(v)))
-        shapes = [BlockShape(*k.shape) for k, _ in self._kv]
-        self.layout = ShardLayout.for_chunk(codec, shapes)
+        whole = len(self._kv[0][0])
+        chosen = None if select is None else select([k for k, _ in self._kv])
+        self._kept = None if chosen is None else [KeptTokens(ids, whole) for ids in chosen]
+        if self._kept and len({len(kept.ids) for kept in self._kept}) > 1:
+            raise CodecError("all layers of a chunk must keep equally many tokens")
+        self.tokens = whole if self._kept is None else len(self._kept[0].ids)
+        shapes = [BlockShape(self.tokens, *k.shape[1:]) for k, _ in self._kv]
+        self.layout = ShardLayout.for_chunk(codec, shapes, whole)
 
     def write(self, image: Bytes, record: ChunkRecord) -> None:
         """Encode every layer into ``image`` (``layout.nbytes``) and seal it with ``record``."""
@@ -50,7 +61,11 @@ class ChunkImage:
                 frame=record.start_frame,
                 identity=record.identity,
             )
-            write_block(image[self.layout.extent(layer)], self._codec, label, k, v)
+            kept = self._kept[layer] if self._kept else None
+            if kept is not None:
+                rows = torch.from_numpy(kept.ids)
+                k, v = k.index_select(0, rows), v.index_select(0, rows)
+            write_block(image[self.layout.extent(layer)], self._codec, label, k, v, kept)
         write_tail(image, self.layout, record)
 
 
@@ -65,6 +80,11 @@ class StoredImage:
             read_header(image[self._layout.extent(layer)]) for layer in range(spec.layers)
         ]
         self.tokens = self._headers[0].shape.tokens
+        """Tokens of each of its blocks, the same in all layers."""
+
+    def places(self, layer: int) -> Ids:
+        """Where each token of a layer's block stood in the whole chunk: int64 ``[tokens]``."""
+        return kept_tokens(self._image[self._layout.extent(layer)], self._headers[layer])
 
     def decode(
         self, cache: FrontendCache, index: int, moves: Sequence[float], pairs: int | None = None

@@ -25,6 +25,7 @@ from worldpager.model_adapter.images import (
     warm_up,
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
+from worldpager.model_adapter.pruning import ChunkPruning
 from worldpager.model_adapter.status import Occupancy, Status, occupancy_of, status_of
 from worldpager.model_adapter.window import Piece, check_walls, horizon, positions
 from worldpager.pager.core import Core
@@ -56,9 +57,10 @@ class MemoryConfig:
 
     ``dram``: the pool, or ``None`` for the default budget; the quota where a pool is shared.
     ``disk``: most the store may take.
-    ``retrieval``, ``eviction``, ``on_miss``, ``positions``: policies by name. ``pressure``: what a
-    commit does when writes cannot keep up, ``block`` or ``drop``. ``write_back``: when dirty chunks
-    are written. ``prefetch``: without it nothing is loaded ahead, to compare with.
+    ``retrieval``, ``eviction``, ``on_miss``, ``positions``, ``pruning``: policies by name.
+    ``pressure``: what a commit does when writes cannot keep up, ``block`` or ``drop``.
+    ``write_back``: when dirty chunks are written. ``prefetch``: without it nothing is loaded ahead,
+    to compare with.
     """
 
     store: Path
@@ -69,6 +71,7 @@ class MemoryConfig:
     eviction: str = "redundant"
     on_miss: str = "stale"
     positions: str = "moving"
+    pruning: str = "none"
     pressure: Pressure = "block"
     write_back: WriteBack = field(default_factory=WriteBack)
     prefetch: bool = True
@@ -83,7 +86,9 @@ class BoundaryReport:
     """What one boundary did: chunk ids in time order, times in milliseconds on the model thread.
 
     ``stall_ms``: waited for data or for room; ``encode_ms`` and ``decode_ms``: codec work;
-    ``boundary_ms``: all of it.
+    ``boundary_ms``: all of it. ``stored_bytes``, ``stored_tokens``: of the finished chunk as it was
+    committed, 0 where none was; ``active_tokens``, ``dense_tokens``: of the past in this window,
+    and what they would be unpruned.
     """
 
     chunk: int
@@ -95,6 +100,10 @@ class BoundaryReport:
     decode_ms: float = 0.0
     stall_ms: float = 0.0
     boundary_ms: float = 0.0
+    stored_bytes: int = 0
+    stored_tokens: int = 0
+    active_tokens: int = 0
+    dense_tokens: int = 0
 
 
 class WorldMemory:
@@ -126,6 +135,7 @@ class WorldMemory:
             warm_up(codec, spec)
         self._policy = get_policy(config.retrieval)
         self._positions = positions(config.positions, spec)
+        self._pruning = ChunkPruning(config.pruning, spec)
         self._retrievers: dict[int, Retriever] = {}  # by stream
         self._told: set[str] = set()  # reasons of loss that were warned about
         self._base = 0  # frames by which the frontend's positions are lowered
@@ -133,7 +143,12 @@ class WorldMemory:
         self._stale: Counter[str] = Counter()
         core = Core(
             pool_bytes(
-                config.dram, self._codec, get_codec(SINK_CODEC), spec, shared=pool is not None
+                config.dram,
+                self._codec,
+                get_codec(SINK_CODEC),
+                spec,
+                self._pruning.most_tokens,
+                shared=pool is not None,
             ),
             eviction=get_eviction(config.eviction, _nearness_of(self._retrievers)),
             fallback=get_fallback(config.on_miss),
@@ -242,7 +257,7 @@ class WorldMemory:
         """Health, bytes by tier, counters by reason, and the methods in use. Never blocks on I/O,
         and may be called from any thread, also after :meth:`close`.
         """
-        return status_of(self._session, self.rejected, self._stale)
+        return status_of(self._session, self.rejected, self._stale, self._pruning.ratio)
 
     # ---- the parts of a boundary ---------------------------------------------------------------
 
@@ -258,6 +273,8 @@ class WorldMemory:
                 f"retrieval by {self._policy.name!r} needs the poses of chunk {step.chunk}; "
                 "give them or choose retrieval='recent'"
             )
+        if before is not None and step.finished is not None:
+            self._pruning.check(step)
 
     def _start_over(self) -> None:
         """A new rollout begins: nothing of an earlier one may be retrieved."""
@@ -287,7 +304,7 @@ class WorldMemory:
         assert step.finished is not None
         rollout, began = self._session.rollout, time.perf_counter()
         codec = self._codec if step.finished >= self.spec.sink_chunks else get_codec(SINK_CODEC)
-        image = ChunkImage(cache, codec)
+        image = ChunkImage(cache, codec, self._pruning.select(step))
         record = self._record(step, step.finished)
 
         def fill(extent: Bytes, generation: int) -> None:
@@ -302,6 +319,7 @@ class WorldMemory:
             log.warning("chunk %d is not stored: %s", step.finished, error)
             return
         self._retriever.note(record.chunk, record.place)
+        report.stored_bytes, report.stored_tokens = image.layout.nbytes, image.tokens
         report.stall_ms += waited * 1e3
         report.encode_ms = milliseconds_since(began) - waited * 1e3
 
@@ -354,7 +372,9 @@ class WorldMemory:
         images = [StoredImage(chunk.image, self.spec) for chunk in window.chunks]
         pieces = [_piece(image.record, ranking) for image in images]
         placed = self._positions.place(step.start_frame, self._base, pieces)
-        cache.open([image.tokens for image in images])
+        tokens = [image.tokens for image in images]
+        cache.open(tokens)
+        report.active_tokens, report.dense_tokens = self._pruning.account(step, tokens)
         began = time.perf_counter()
         for slot, (image, moves) in enumerate(zip(images, placed, strict=True)):
             image.decode(cache, slot, moves, self._positions.pairs)

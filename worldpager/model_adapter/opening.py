@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from worldpager.errors import BudgetError, ConfigError
@@ -16,23 +17,30 @@ from worldpager.units import format_size
 
 
 def pool_bytes(
-    dram: int | None, codec: Codec, sink_codec: Codec, spec: KVSpec, *, shared: bool = False
+    dram: int | None,
+    codec: Codec,
+    sink_codec: Codec,
+    spec: KVSpec,
+    tokens: int | None = None,
+    *,
+    shared: bool = False,
 ) -> int:
     """The pool's size: ``dram``, or the default budget; a quota of a ``shared`` pool must be given.
 
-    Raises :class:`BudgetError` where it holds less than two windows (the last one stays pinned
-    until the next is complete), the chunk being committed and one being read.
+    ``tokens``: most that a stored chunk has, by default all; the first ones always have all. Raises
+    :class:`BudgetError` where it holds less than two windows (the last one stays pinned until the
+    next is complete), the chunk being committed and one being read.
     """
     if dram is None and shared:
         raise ConfigError("a shared pool gives each session a quota; set MemoryConfig.dram")
     budget = default_dram_budget() if dram is None else dram
-    chunk, sink = (
-        ShardLayout.for_chunk(c, [spec.block_shape] * spec.layers).nbytes
-        for c in (codec, sink_codec)
+    whole = spec.block_shape
+    stored = replace(whole, tokens=tokens or whole.tokens)
+    chunk, first = (
+        ShardLayout.for_chunk(c, [shape] * spec.layers, whole.tokens).nbytes
+        for c, shape in ((codec, stored), (sink_codec if spec.sink_chunks else codec, whole))
     )
-    least = (2 * spec.retrieve_chunks + 1) * chunk + (
-        max(chunk, sink) if spec.sink_chunks else chunk
-    )
+    least = (2 * spec.retrieve_chunks + 1) * chunk + max(chunk, first)
     if budget < least:
         raise BudgetError(
             f"a DRAM pool of {format_size(budget)} is too small: two windows of "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -20,6 +21,7 @@ from worldpager.model_adapter.driving import (
 )
 from worldpager.model_adapter.frontend import KVSpec, Poses
 from worldpager.model_adapter.memory import WorldMemory
+from worldpager.model_adapter.pruning import CleanProbe
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.quant.rope import RopeLayout
@@ -66,7 +68,10 @@ class MemoryHook:
             pipeline.base += frames
 
         cache = RingCache(pipeline.kv_cache, spec, lower)
-        self._memory.boundary(path_step(spec, self._path, chunk, self._ahead), cache)
+        step = path_step(spec, self._path, chunk, self._ahead)
+        if pipeline.probe is not None:
+            step = replace(step, predictions=pipeline.probe.take())
+        self._memory.boundary(step, cache)
 
 
 def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
@@ -92,6 +97,7 @@ def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
             config.seed,
             retrieve_chunks=config.retrieve,
             before_chunk=MemoryHook(memory, config.path, config.known_ahead),
+            probe=CleanProbe(cell=(model.config.patch, model.config.patch)),
         )
         for metrics in run_chunks(memory, config, generate):
             film.write((frames * 255).round().to(torch.uint8).numpy().tobytes())

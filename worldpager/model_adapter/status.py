@@ -45,6 +45,8 @@ class Status:
     read_failures: Mapping[str, int]
     write_failures: Mapping[str, int]
     stale: Mapping[str, int]
+    pruning_ratio: float
+    """Share of the past that windows did not show because its tokens were pruned."""
 
     @property
     def ok(self) -> bool:
@@ -62,8 +64,13 @@ def occupancy_of(session: Session) -> Occupancy:
     return Occupancy(table.extents.used, table.dirty_bytes, table.stored_bytes, session.disk_bytes)
 
 
-def status_of(session: Session, rejected: Mapping[str, int], stale: Mapping[str, int]) -> Status:
-    """The status of ``session``; ``rejected`` and ``stale`` as counted by its memory."""
+def status_of(
+    session: Session,
+    rejected: Mapping[str, int],
+    stale: Mapping[str, int],
+    pruning_ratio: float,
+) -> Status:
+    """The status of ``session``; the rest as counted by its memory."""
     pager, stats = session.pager, session.pager.core.stats
     # Copied in one step each, for other threads may count on.
     lost, damaged, rejected = dict(stats.dropped), dict(session.damaged), dict(rejected)
@@ -81,6 +88,7 @@ def status_of(session: Session, rejected: Mapping[str, int], stale: Mapping[str,
         read_failures=dict(stats.read_failures),
         write_failures=dict(stats.write_failures),
         stale=dict(stale),
+        pruning_ratio=pruning_ratio,
     )
 
 

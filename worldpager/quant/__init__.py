@@ -10,6 +10,7 @@ from worldpager.quant.block import (
     block_size,
     decode_block,
     identity_hash,
+    kept_tokens,
     read_header,
     verify_block,
     write_block,
@@ -26,6 +27,7 @@ from worldpager.quant.shard import (
     verify_image,
     write_tail,
 )
+from worldpager.quant.tokens import KeptTokens
 
 BUILTIN_CODECS: tuple[Codec, ...] = (
     Bf16Codec(),
@@ -42,6 +44,7 @@ __all__ = [
     "BlockShape",
     "ChunkRecord",
     "Codec",
+    "KeptTokens",
     "RopeLayout",
     "ShardLayout",
     "TemporalRotation",
@@ -51,6 +54,7 @@ __all__ = [
     "decode_block",
     "get_codec",
     "identity_hash",
+    "kept_tokens",
     "read_header",
     "read_tail",
     "tail_bytes",

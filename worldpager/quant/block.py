@@ -2,7 +2,8 @@
 
 The header says what the block is (rollout identity, chunk, layer, version, codec, shape, position),
 and its checksum covers that as well as the payload. Padding carries nothing: it is written as zeros
-and not looked at again.
+and not looked at again. A block that does not hold all tokens of its chunk is of format 2: behind
+the payload stands a bitmap of those that it holds, counted and checked as part of the payload.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -21,9 +22,11 @@ from worldpager.errors import CodecError, DamagedBlockError
 from worldpager.quant.codec import BlockShape, Bytes, Codec, codec_by_id
 from worldpager.quant.rope import TemporalRotation
 from worldpager.quant.tensors import shape_of
+from worldpager.quant.tokens import Ids, KeptTokens, bitmap_bytes, read_bitmap
 
 MAGIC = b"WPKV"
 FORMAT_VERSION = 1
+PRUNED_VERSION = 2
 HEADER_BYTES = 64
 ALIGNMENT = 4096
 
@@ -81,62 +84,83 @@ class BlockLabel:
 
 @dataclass(frozen=True, slots=True)
 class BlockHeader:
-    """A block's header as read: its label, codec, shape, payload length and checksum."""
+    """A block's header as read: its label, codec, shape, payload length and checksum.
+
+    ``bitmap_bytes``: length of the bitmap behind the payload, 0 where no token is missing.
+    """
 
     label: BlockLabel
     codec_id: int
     shape: BlockShape
     payload_bytes: int
     checksum: int
+    bitmap_bytes: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the block without its padding."""
+        return HEADER_BYTES + self.payload_bytes + self.bitmap_bytes
 
     def pack(self) -> bytes:
         """The 64 bytes on disk."""
         tag, shape = self.label, self.shape
         return _FORMAT.pack(
-            MAGIC, FORMAT_VERSION, self.codec_id, shape.tokens, shape.heads, shape.head_dim,
-            tag.layer, tag.frames, tag.generation, tag.chunk, self.payload_bytes, tag.position,
-            tag.frame, tag.identity, self.checksum,
+            MAGIC, PRUNED_VERSION if self.bitmap_bytes else FORMAT_VERSION, self.codec_id,
+            shape.tokens, shape.heads, shape.head_dim, tag.layer, tag.frames, tag.generation,
+            tag.chunk, self.payload_bytes + self.bitmap_bytes, tag.position, tag.frame,
+            tag.identity, self.checksum,
         )  # fmt: skip
 
 
-def block_bytes(codec: Codec, shape: BlockShape) -> int:
-    """Header and payload: the length under which the shard's index lists a block.
+def block_bytes(codec: Codec, shape: BlockShape, whole: int | None = None) -> int:
+    """Header, payload and bitmap: the length under which the shard's index lists a block.
 
-    Raises :class:`CodecError` where the codec cannot hold ``shape`` or the payload reaches 4 GiB.
+    ``whole``: tokens of the chunk that ``shape`` may be a part of, by default all of it. Raises
+    :class:`CodecError` where the codec cannot hold ``shape`` or the payload reaches 4 GiB.
     """
-    payload = codec.payload_size(shape)
+    payload = codec.payload_size(shape) + bitmap_bytes(shape.tokens, whole or shape.tokens)
     if payload >= 2**32:
         raise CodecError(f"a {codec.name} block of {shape} reaches 4 GiB; commit smaller chunks")
     return HEADER_BYTES + payload
 
 
-def block_size(codec: Codec, shape: BlockShape) -> int:
-    """Bytes that a block takes: header and payload, padded to 4,096."""
-    return padded(block_bytes(codec, shape))
+def block_size(codec: Codec, shape: BlockShape, whole: int | None = None) -> int:
+    """Bytes that a block takes: as :func:`block_bytes`, padded to 4,096."""
+    return padded(block_bytes(codec, shape, whole))
 
 
 def write_block(
-    out: Bytes, codec: Codec, label: BlockLabel, k: torch.Tensor, v: torch.Tensor
+    out: Bytes,
+    codec: Codec,
+    label: BlockLabel,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    kept: KeptTokens | None = None,
 ) -> BlockHeader:
     """Encode ``k`` and ``v`` ``[tokens, heads, head_dim]`` into ``out`` as a sealed, padded block.
 
-    ``out``: contiguous uint8 of exactly :func:`block_size`. Takes one thread and not the
-    interpreter lock while it encodes and hashes. Raises as ``codec.encode`` does; what is in
-    ``out`` is then undefined, and its first bytes are cleared so that it cannot pass for a block.
+    ``out``: contiguous uint8 of exactly :func:`block_size`. ``kept``: which tokens of the chunk
+    these are, by default all. Takes one thread and not the interpreter lock while it encodes and
+    hashes. Raises as ``codec.encode`` does; what is in ``out`` is then undefined, and its first
+    bytes are cleared so that it cannot pass for a block.
     """
     shape = shape_of(k, v)
-    nbytes = block_bytes(codec, shape)
+    if kept is not None and len(kept.ids) != shape.tokens:
+        raise CodecError(f"{shape.tokens} tokens are given and {len(kept.ids)} named")
+    nbytes = block_bytes(codec, shape, None if kept is None else kept.whole)
     if out.dtype != np.uint8 or out.ndim != 1 or not out.flags.c_contiguous:
         raise CodecError("a block is written into a contiguous run of bytes")
     if len(out) != padded(nbytes):
         raise CodecError(f"a {codec.name} block of {shape} takes {padded(nbytes)} bytes")
     out[:HEADER_BYTES] = 0
-    payload = out[HEADER_BYTES:nbytes]
+    bitmap = np.empty(0, np.uint8) if kept is None else kept.bitmap()
+    payload = out[HEADER_BYTES : nbytes - len(bitmap)]
     codec.encode(k, v, payload)
+    out[nbytes - len(bitmap) : nbytes] = bitmap
     out[nbytes:] = 0
-    unsealed = BlockHeader(label, codec.id, shape, len(payload), 0).pack()
-    checksum = _checksum(unsealed[:_SEALED], payload)
-    header = BlockHeader(label, codec.id, shape, len(payload), checksum)
+    header = BlockHeader(label, codec.id, shape, len(payload), 0, len(bitmap))
+    checksum = _checksum(header.pack()[:_SEALED], out[HEADER_BYTES:nbytes])
+    header = replace(header, checksum=checksum)
     out[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
     return header
 
@@ -151,13 +175,13 @@ def read_header(data: Bytes) -> BlockHeader:
         raise DamagedBlockError("size", f"a block header is 64 bytes; only {len(data)} are there")
     (
         magic, version, codec_id, tokens, heads, head_dim, layer, frames, generation, chunk,
-        payload_bytes, position, frame, identity, checksum,
+        length, position, frame, identity, checksum,
     ) = _FORMAT.unpack(data[:HEADER_BYTES].tobytes())  # fmt: skip
     if magic != MAGIC:
         raise DamagedBlockError("magic", f"no block here: it starts with {magic!r}, not {MAGIC!r}")
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, PRUNED_VERSION):
         raise DamagedBlockError(
-            "version", f"block format {version} is not {FORMAT_VERSION}; it is damaged or newer"
+            "version", f"block format {version} is unknown; it is damaged or newer"
         )
     try:
         shape = BlockShape(tokens, heads, head_dim)
@@ -165,16 +189,25 @@ def read_header(data: Bytes) -> BlockHeader:
         label = BlockLabel(layer, chunk, generation, frames, position, frame, identity)
     except CodecError as error:
         raise DamagedBlockError("header", f"the block header makes no sense: {error}") from error
-    if payload_bytes != expected:
+    bitmap = length - expected
+    if bitmap < 0 or (bitmap == 0) != (version == FORMAT_VERSION) or 0 < 8 * bitmap < tokens:
         raise DamagedBlockError(
-            "header", f"the header says {payload_bytes} payload bytes; its shape takes {expected}"
+            "header", f"the header says {length} payload bytes; its shape takes {expected}"
         )
-    if HEADER_BYTES + payload_bytes > len(data):
+    if HEADER_BYTES + length > len(data):
         raise DamagedBlockError(
-            "size",
-            f"the block is {HEADER_BYTES + payload_bytes} bytes but only {len(data)} are there",
+            "size", f"the block is {HEADER_BYTES + length} bytes but only {len(data)} are there"
         )
-    return BlockHeader(label, codec_id, shape, payload_bytes, checksum)
+    return BlockHeader(label, codec_id, shape, expected, checksum, bitmap)
+
+
+def kept_tokens(data: Bytes, header: BlockHeader) -> Ids:
+    """Places in the whole chunk of the tokens of a block whose ``header`` was read from ``data``:
+    int64, ascending. Raises :class:`DamagedBlockError` where bitmap and header contradict each
+    other, which no verified block does.
+    """
+    start = HEADER_BYTES + header.payload_bytes
+    return read_bitmap(data[start : header.nbytes], header.shape.tokens)
 
 
 def verify_block(
@@ -192,13 +225,13 @@ def verify_block(
     from an unchecked length; the payload is hashed where it is.
     """
     header = read_header(data)
-    nbytes = HEADER_BYTES + header.payload_bytes
-    found = _checksum(data[:_SEALED].tobytes(), data[HEADER_BYTES:nbytes])
+    found = _checksum(data[:_SEALED].tobytes(), data[HEADER_BYTES : header.nbytes])
     if found != header.checksum:
         raise DamagedBlockError(
             "checksum",
             f"the block's bytes hash to {found:016x}, its header says {header.checksum:016x}",
         )
+    kept_tokens(data, header)
     wanted = {"identity": identity, "chunk": chunk, "layer": layer, "generation": generation}
     for field, value in wanted.items():
         stored = getattr(header.label, field)

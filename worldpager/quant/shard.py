@@ -53,7 +53,7 @@ def tail_bytes(layers: int) -> int:
 
 @dataclass(frozen=True)
 class ShardLayout:
-    """Where the blocks of a chunk lie in its image; ``lengths``: header and payload, by layer."""
+    """Where the blocks of a chunk lie in its image; ``lengths``: each block's without padding."""
 
     lengths: tuple[int, ...]
 
@@ -64,9 +64,14 @@ class ShardLayout:
             )
 
     @classmethod
-    def for_chunk(cls, codec: Codec, shapes: Iterable[BlockShape]) -> ShardLayout:
-        """The layout of a chunk coded with ``codec``, one block of each of ``shapes`` a layer."""
-        return cls(tuple(block_bytes(codec, shape) for shape in shapes))
+    def for_chunk(
+        cls, codec: Codec, shapes: Iterable[BlockShape], whole: int | None = None
+    ) -> ShardLayout:
+        """The layout of a chunk coded with ``codec``, one block of each of ``shapes`` a layer.
+
+        ``whole``: tokens of the chunk before any were dropped; by default none were.
+        """
+        return cls(tuple(block_bytes(codec, shape, whole) for shape in shapes))
 
     @property
     def layers(self) -> int:
@@ -89,7 +94,7 @@ class ShardLayout:
         return self.tail_offset + tail_bytes(self.layers)
 
     def block(self, layer: int) -> tuple[int, int]:
-        """Offset and length (header and payload) of a block, as the index lists it."""
+        """Offset and length (without padding) of a block, as the index lists it."""
         return self.offsets[layer], self.lengths[layer]
 
     def extent(self, layer: int) -> slice:
@@ -219,7 +224,7 @@ def verify_image(
             layer=layer,
             generation=record.generation,
         )
-        if HEADER_BYTES + header.payload_bytes != layout.lengths[layer]:
+        if header.nbytes != layout.lengths[layer]:
             raise DamagedBlockError("index", f"the index lists another length for layer {layer}")
         headers.append(header)
     return record, layout, headers

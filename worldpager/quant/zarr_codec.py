@@ -2,9 +2,9 @@
 
 An array of KV is ``[chunks, layers, 2, tokens, heads, head_dim]`` float32; an inner chunk is one
 block, ``[1, 1, 2, tokens, heads, head_dim]``, K first. A block with fewer tokens than the array
-(a pruned or last chunk) ends in rows of NaN. Nothing has to be configured: a block's header names
-its codec and shape. Reading only: blocks carry what an array cannot tell, such as the positions of
-their keys, so they are written by WorldPager's store.
+has rows of NaN: a pruned one where tokens were dropped, a short last one at its end. Nothing has to
+be configured: a block's header names its codec and shape. Reading only: blocks carry what an array
+cannot tell, such as the positions of their keys, so they are written by WorldPager's store.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from zarr.abc.codec import ArrayBytesCodec
 
 from worldpager.errors import CodecError
-from worldpager.quant.block import decode_block, verify_block
+from worldpager.quant.block import decode_block, kept_tokens, verify_block
 
 if TYPE_CHECKING:
     from typing import Self
@@ -57,11 +57,15 @@ class KVBlockCodec(ArrayBytesCodec):
         block = header.shape
         if len(shape) != 6 or shape[:3] != (1, 1, 2) or shape[4:] != (block.heads, block.head_dim):
             raise CodecError(f"{block} does not fit array chunks of shape {shape}")
-        if block.tokens > shape[3]:
-            raise CodecError(f"a block of {block.tokens} tokens does not fit chunks of {shape[3]}")
+        places = kept_tokens(data, header)
+        if places[-1] >= shape[3]:
+            raise CodecError(
+                f"a block with tokens up to {places[-1]} does not fit chunks of {shape[3]}"
+            )
+        kv = torch.empty(2, block.tokens, block.heads, block.head_dim)
+        decode_block(data, header, kv[0], kv[1])
         floats = np.full(shape[2:], np.nan, dtype=np.float32)
-        k, v = torch.from_numpy(floats)[:, : block.tokens]
-        decode_block(data, header, k, v)
+        floats[:, places] = kv.numpy()
         values = floats.reshape(shape).astype(chunk_spec.dtype.to_native_dtype(), copy=False)
         return chunk_spec.prototype.nd_buffer.from_numpy_array(values)
 

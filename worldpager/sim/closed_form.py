@@ -16,7 +16,7 @@ bandwidths bytes per second, times seconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from worldpager.errors import ConfigError
 from worldpager.quant.codec import Codec
@@ -36,14 +36,18 @@ class ChunkBytes:
     stored: int
 
 
-def chunk_bytes(geometry: ModelGeometry, codec: Codec) -> ChunkBytes:
-    """Size of a chunk under ``codec``.
+def chunk_bytes(geometry: ModelGeometry, codec: Codec, tokens_kept: float = 1.0) -> ChunkBytes:
+    """Size of a chunk under ``codec``; ``tokens_kept``: the share of its tokens that pruning keeps.
 
     Payload is ``2 * layers * heads * head_dim * tokens * bits / 8``, side data included. The stored
-    size adds each block's header, its padding to 4,096 bytes, and the shard's tail.
+    size adds each block's header, the bitmap of a pruned one, its padding to 4,096 bytes, and the
+    shard's tail. Raises :class:`ConfigError` for another share.
     """
-    shape = geometry.block_shape
-    layout = ShardLayout.for_chunk(codec, [shape] * geometry.layers)
+    if not 0 < tokens_kept <= 1:
+        raise ConfigError(f"the share of tokens kept is above 0 and at most 1, not {tokens_kept}")
+    whole = geometry.block_shape
+    shape = replace(whole, tokens=max(1, round(tokens_kept * whole.tokens)))
+    layout = ShardLayout.for_chunk(codec, [shape] * geometry.layers, whole.tokens)
     return ChunkBytes(geometry.layers * codec.payload_size(shape), layout.nbytes)
 
 
@@ -159,10 +163,13 @@ def staging_bytes(retrieve: int, chunk_bytes: int) -> int:
     return 2 * retrieve * chunk_bytes
 
 
-def window_bytes(geometry: ModelGeometry, retrieve: int, recent_chunks: int = 1) -> int:
+def window_bytes(
+    geometry: ModelGeometry, retrieve: int, recent_chunks: int = 1, tokens_kept: float = 1.0
+) -> int:
     """The frontend's own cache in 16 bits: sink, ``retrieve`` retrieved, recent, current chunk.
 
-    Source: ``2 bytes * elements`` for each chunk that attention sees; the layout is WorldKV's.
+    Source: ``2 bytes * elements`` for each chunk that attention sees, of retrieved ones the share
+    ``tokens_kept``; the layout is WorldKV's.
     """
-    chunks = geometry.sink_chunks + retrieve + recent_chunks + 1
-    return chunks * 2 * geometry.kv_elements_per_chunk
+    chunks = geometry.sink_chunks + retrieve * tokens_kept + recent_chunks + 1
+    return round(chunks * 2 * geometry.kv_elements_per_chunk)

@@ -43,6 +43,7 @@ class Plan(BaseModel):
     chunk_seconds: float
     video_seconds_per_chunk: float
     retrieve: int
+    tokens_kept: float
 
     chunk_bytes: int
     sink_chunks: int
@@ -92,13 +93,15 @@ def make_plan(
     read_bandwidth: float | None = None,
     write_bandwidth: float | None = None,
     rated_bytes: int | None = None,
+    tokens_kept: float = 1.0,
 ) -> Plan:
     """Answer every question for a pool of ``pool_bytes`` and a session of ``chunks`` chunks.
 
     ``retrieve``: chunks that each window newly needs from NVMe, at worst the whole retrieval set.
     ``chunk_seconds``: compute time per chunk; None takes the published one, else real time. With a
     bandwidth given, the plan also says what it leads to, and with ``rated_bytes`` how many hours of
-    generating the disk is rated for. Raises :class:`ConfigError` for values
+    generating the disk is rated for. ``tokens_kept``: the share of a chunk's tokens that pruning
+    keeps, on average; the sink is never pruned. Raises :class:`ConfigError` for values
     that no rollout can have.
     """
     seconds = chunk_seconds or geometry.compute_seconds or geometry.video_seconds_per_chunk
@@ -108,7 +111,7 @@ def make_plan(
     if retrieve < 0:
         raise ConfigError(f"the number of retrieved chunks cannot be {retrieve}")
 
-    size = closed_form.chunk_bytes(geometry, codec)
+    size = closed_form.chunk_bytes(geometry, codec, tokens_kept)
     sink = closed_form.chunk_bytes(geometry, get_codec("bf16")) if geometry.sink_chunks else size
     unequal = (geometry.sink_chunks, sink.stored)
     spill = closed_form.spill_chunk(pool_bytes, size.stored, *unequal)
@@ -126,6 +129,7 @@ def make_plan(
         chunk_seconds=seconds,
         video_seconds_per_chunk=video_seconds,
         retrieve=retrieve,
+        tokens_kept=tokens_kept,
         chunk_bytes=size.stored,
         sink_chunks=geometry.sink_chunks,
         sink_chunk_bytes=sink.stored,
@@ -145,7 +149,7 @@ def make_plan(
         real_time_factor=closed_form.real_time_factor(video_seconds, seconds),
         frames_per_second=geometry.video_frames_per_chunk / seconds,
         staging_bytes=closed_form.staging_bytes(retrieve, size.stored),
-        window_bytes=closed_form.window_bytes(geometry, retrieve),
+        window_bytes=closed_form.window_bytes(geometry, retrieve, tokens_kept=tokens_kept),
         payload_chunk_bytes=size.payload,
         payload_bits_per_element=8 * size.payload / geometry.kv_elements_per_chunk,
         payload_spill_chunk=closed_form.spill_chunk(pool_bytes, size.payload),

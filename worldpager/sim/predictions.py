@@ -42,6 +42,8 @@ class Inputs(BaseModel):
 
     ``poses``: hash of the camera path, see :func:`poses_hash`; ``path`` and ``seed`` say in words
     where it came from. ``known_ahead``: chunks whose poses are known before they begin.
+    ``tokens_kept``: the share of a chunk's tokens that ``pruning`` keeps on average, which is
+    assumed beforehand and observed by the run.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -55,6 +57,8 @@ class Inputs(BaseModel):
     dram_bytes: int
     retrieve: int = 3
     retrieval: str = "camera"
+    pruning: str = "none"
+    tokens_kept: float = 1.0
     eviction: str = "redundant"
     on_miss: str = "stale"
     read_limit: int | None = None
@@ -182,7 +186,7 @@ def sim_config(
     geometry, codec = get_preset(inputs.model), get_codec(inputs.codec)
     return SimConfig(
         pool_bytes=inputs.dram_bytes,
-        chunk_bytes=chunk_bytes(geometry, codec).stored,
+        chunk_bytes=chunk_bytes(geometry, codec, inputs.tokens_kept).stored,
         compute_seconds=inputs.chunk_time
         or geometry.compute_seconds
         or geometry.video_seconds_per_chunk,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -225,16 +225,20 @@ def denoise(
     kv_cache: list[LayerCache],
     current_start: int,
     levels: tuple[float, ...] = LEVELS,
+    seen: Callable[[int, Tensor], None] | None = None,
 ) -> Tensor:
     """Sample a chunk: noise `[B, f, 3, H, W]` to clean frames of that shape, about [-1, 1].
 
     Each step predicts the clean frames and, keeping the noise that they imply, moves down to the
-    next level along the straight path between the two.
+    next level along the straight path between the two. `seen` is told each step's number and
+    prediction.
     """
     x = noise
-    for level, lower in zip(levels, (*levels[1:], 0.0), strict=True):
+    for step, (level, lower) in enumerate(zip(levels, (*levels[1:], 0.0), strict=True)):
         t = torch.full((x.shape[0],), level)
         clean = model(x, t, poses, kv_cache=kv_cache, current_start=current_start)
+        if seen is not None:
+            seen(step, clean)
         implied = (x - (1 - level) * clean) / level
         x = (1 - lower) * clean + lower * implied
     return x

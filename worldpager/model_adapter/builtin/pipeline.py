@@ -15,7 +15,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from worldpager.errors import ConfigError
 from worldpager.model_adapter.builtin.model import LEVELS, LayerCache, WorldModel, denoise
+from worldpager.model_adapter.pruning import CleanProbe
+from worldpager.quant.pruning.consistency import probe_seed, renoised
 
 Poses = Tensor | NDArray[np.floating]
 
@@ -38,6 +41,7 @@ class RolloutPipeline:
         recent_chunks: int = 1,
         levels: Sequence[float] = LEVELS,
         before_chunk: Callable[[int, RolloutPipeline], None] | None = None,
+        probe: CleanProbe | None = None,
     ) -> None:
         self.model = model
         self.config = model.config
@@ -49,6 +53,13 @@ class RolloutPipeline:
         self.levels = tuple(levels)
         self.before_chunk = before_chunk
         """Called as `before_chunk(chunk, pipeline)` before a chunk's first forward."""
+        if probe is not None and not 0 <= probe.probe_step < len(self.levels) - 1:
+            raise ConfigError(
+                f"step {probe.probe_step} cannot be compared with the last of {len(self.levels)}"
+            )
+        self.probe = probe
+        """Told every clean prediction, `[3, frames, H, W]`. An observed chunk, which has none, is
+        run once more at the probe step's level for it; what the cache holds is the same."""
         self.base = 0
         """Frames by which positions are lowered. Who sets it also lowers `global_end_index` by
         `base * tokens_per_frame` and rotates the cached keys that are to keep their distance."""
@@ -93,7 +104,7 @@ class RolloutPipeline:
         poses = self._begin(chunk, poses)
         frames = denoise(
             self.model, self._noise(chunk), poses, self.kv_cache, self.current_start(chunk),
-            self.levels,
+            self.levels, self._seen if self.probe is not None else None,
         ).clamp(-1, 1)  # fmt: skip
         self._clean_pass(chunk, poses, frames)
         return (frames[0].permute(0, 2, 3, 1) + 1) / 2
@@ -103,7 +114,29 @@ class RolloutPipeline:
         """Take a chunk as seen: frames `[frames, H, W, 3]` in [0, 1] become its memory."""
         poses = self._begin(chunk, poses)
         given = torch.as_tensor(frames, dtype=torch.float32).permute(0, 3, 1, 2)[None] * 2 - 1
+        if self.probe is not None:
+            self._probe_observed(chunk, poses, given)
         self._clean_pass(chunk, poses, given)
+
+    def _seen(self, step: int, clean: Tensor) -> None:
+        if self.probe is not None:
+            self.probe(step, clean[0].transpose(0, 1))
+
+    def _probe_observed(self, chunk: int, poses: Tensor, frames: Tensor) -> None:
+        """Predict an observed chunk from the probe step's level. Its KV is overwritten by the clean
+        pass, which comes at the same position.
+        """
+        assert self.probe is not None
+        step = self.probe.probe_step
+        level, steps = self.levels[step], len(self.levels)
+        noise = np.random.default_rng(probe_seed(self.seed, chunk))
+        values = torch.from_numpy(noise.standard_normal(tuple(frames.shape), np.float32))
+        clean = self.model(
+            renoised(frames, values, level), torch.full((1,), level), poses,
+            kv_cache=self.kv_cache, current_start=self.current_start(chunk),
+        )  # fmt: skip
+        for number in range(steps):
+            self._seen(number, frames if number > step else clean)
 
     def _begin(self, chunk: int, poses: Poses) -> Tensor:
         if self.before_chunk is not None and chunk != self._begun:
