@@ -7,7 +7,15 @@ import os
 import pytest
 import torch
 
+from tests.attention.blocks import stored
+from worldpager.errors import CodecError
+from worldpager.model_adapter.attention.paged import (
+    attend_segments,
+    fill_levels,
+    segments_reference,
+)
 from worldpager.model_adapter.attention.routing import route
+from worldpager.model_adapter.attention.segments import DenseKV
 from worldpager.model_adapter.attention.sparse import sparse_reference
 
 pytest.importorskip("triton", reason="needs the extra `triton`")
@@ -43,3 +51,42 @@ def test_chosen_blocks(device: str, queries: int, keys: int, batch: int, block: 
     torch.testing.assert_close(
         attend_blocks_triton(*low, chosen).float(), out, atol=0.05, rtol=0.05
     )
+
+
+@pytest.mark.parametrize(
+    "tokens, dim, shift, page",
+    [(70, 16, 0.0, None), (300, 16, 5.0, (40, 290)), (20, 96, -3.0, None), (65, 128, 2.0, None)],
+)
+def test_stored_blocks(
+    device: str, tokens: int, dim: int, shift: float, page: tuple[int, int] | None
+) -> None:
+    """The kernel inside :func:`attend_segments`, which calls it for tensors on a CUDA device."""
+    from worldpager.model_adapter.attention.triton_kernels import attend_levels_triton
+
+    block = stored(tokens, dim=dim, shift=shift, page=page)
+    q = torch.randn(2, 20, dim, generator=torch.Generator().manual_seed(2))
+    levels = torch.empty(2, 2, block.tokens, dim)
+    fill_levels(levels, block, (0, 2), (block.first, block.stop))
+    scores = q @ levels[0].transpose(1, 2) * dim**-0.5
+    out, weight = attend_levels_triton(q.to(device), block)
+    torch.testing.assert_close(out.cpu(), scores.softmax(-1) @ levels[1], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(weight.cpu(), scores.logsumexp(-1), atol=1e-4, rtol=1e-4)
+
+
+def test_three_bits_are_refused(device: str) -> None:
+    from worldpager.model_adapter.attention.triton_kernels import attend_levels_triton
+
+    with pytest.raises(CodecError, match="int4"):
+        attend_levels_triton(torch.zeros(2, 4, 16, device=device), stored(9, codec="int3"))
+
+
+@pytest.mark.gpu
+def test_a_window_on_the_gpu() -> None:
+    """Dense and stored segments in 16 bits on the device, against fp32 on the CPU."""
+    q = torch.randn(1, 40, 2, 64, generator=torch.Generator().manual_seed(2))
+    k, v = torch.randn(2, 1, 30, 2, 64, generator=torch.Generator().manual_seed(3))
+    block = stored(700, dim=64, shift=3.0)
+    there = [x.cuda().bfloat16() for x in (q, k, v)]
+    out = attend_segments(there[0], [DenseKV(*there[1:]), block])
+    expected = segments_reference(q, [DenseKV(k, v), block])
+    torch.testing.assert_close(out.float().cpu(), expected, atol=0.03, rtol=0.03)
