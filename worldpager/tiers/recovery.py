@@ -11,7 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldpager.errors import DamagedBlockError
-from worldpager.quant.shard import ChunkRecord, read_tail, tail_bytes, verify_image
+from worldpager.quant.shard import (
+    ChunkRecord,
+    annex_pages,
+    read_annex,
+    read_tail,
+    tail_bytes,
+    verify_image,
+)
 from worldpager.tiers.directio import DirectIO, aligned_bytes
 from worldpager.tiers.extents import PAGE
 from worldpager.tiers.io_backend import Bytes, IOBackend
@@ -90,6 +97,17 @@ class Examiner:
         finally:
             with self._lock:
                 self._buffer = self._buffer[:0]  # as large as a chunk: not to be kept
+
+    def annex(self, record: ChunkRecord, nbytes: int, stream: int) -> bytes:
+        """The annex of a whole chunk of ``nbytes``, as read by :meth:`by_tail`. Raises
+        :class:`DamagedBlockError` where the file has changed since, and :class:`OSError`.
+        """
+        length = annex_pages(record.layers, record.annex_bytes) + tail_bytes(record.layers)
+        path = self._folders[stream] / shard_name(record.chunk)
+        with self._lock:
+            end = self._room(length)
+            self._files.read_into(path, end, nbytes - length)
+            return read_annex(end, record)
 
     def _examine(
         self, keys: list[tuple[int, int]], read: Callable[[Path, int], ChunkRecord]

@@ -27,6 +27,7 @@ from worldpager.errors import (
     StoreError,
     StoreFullError,
 )
+from worldpager.quant.shard import ChunkRecord
 from worldpager.tiers import documents, layout
 from worldpager.tiers.directio import DirectIO
 from worldpager.tiers.io_backend import Bytes, IOBackend, SystemIO
@@ -256,6 +257,14 @@ class ChunkStore:
         self._require_open()
         whole, self._damaged = self._examiner.by_tail(self._keys())
         return whole
+
+    def annex(self, record: ChunkRecord, stream: int = 0) -> bytes:
+        """The annex of a chunk that :meth:`contents` found, in one small read. Raises
+        :class:`DamagedBlockError` and :class:`StoreError`.
+        """
+        nbytes = self.size(record.chunk, stream) or 0
+        with _store_errors(f"read the annex of chunk {record.chunk}"):
+            return self._examiner.annex(record, nbytes, stream) if record.annex_bytes else b""
 
     def verify(self) -> tuple[DamagedChunk, ...]:
         """The chunks of which any byte is not what was written: reads and checks everything.
