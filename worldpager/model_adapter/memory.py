@@ -173,6 +173,7 @@ class WorldMemory:
 
     def _boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         began = time.perf_counter()
+        self.spec.check_same(cache.spec, "the memory", "the cache")
         self._check(step)
         rise = self._positions.rebase(step.start_frame, self._base)
         report = BoundaryReport(step.chunk)
