@@ -30,6 +30,7 @@ Snap = Callable[[Path], Snapshot]
 OTHER = {
     "session": "otherworld",
     "model": "toy 1.0 sha256:9999",
+    "branches": 2,
     "layers": 3,
     "tokens": 25,
     "heads": 1,

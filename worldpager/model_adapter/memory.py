@@ -188,6 +188,7 @@ class WorldMemory:
 
     def _boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         began = time.perf_counter()
+        self.spec.check_same(cache.spec, "the memory", "the cache")
         self._check(step)
         check_walls(self.spec, step.start_frame)
         rise = self._positions.rebase(step.start_frame, self._base)
