@@ -115,7 +115,7 @@ def test_every_window_is_exact_through_all_tiers(
         tmp_path / "s", spec, chunks_in_dram=pool, codec=codec, pruning=pruning
     )
     with frontend.memory:
-        for chunk in range(80):
+        for chunk in range(50):
             frontend.boundary(chunk)
             frontend.check_window(chunk)
             frontend.append(chunk)
