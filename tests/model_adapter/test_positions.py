@@ -54,6 +54,26 @@ def test_a_window_holds_each_frame_turned_once(tmp_path: Path, name: str, batch:
     assert (frontend.base > 0) == (name == "fractional")
 
 
+def test_a_pruned_chunk_turns_each_token_by_its_own_frame(tmp_path: Path) -> None:
+    spec = reference_spec()
+    held = {}
+    for pruning in ("none", "worldkv:0.3"):
+        frontend = SyntheticFrontend(
+            tmp_path / pruning, spec, chunks_in_dram=60, positions="fractional", pruning=pruning
+        )
+        with frontend.memory as memory:
+            frontend.run(range(30))
+            frontend.boundary(30)
+            tokens = memory.last.active_tokens - 2 * spec.tokens_per_chunk
+            per_chunk = tokens // len(memory.last.retrieved)
+            start = spec.tokens_per_chunk
+            held[pruning] = frontend.layers[0]["k"][0, start : start + per_chunk].clone()
+    whole, kept = held["none"], held["worldkv:0.3"]
+    assert len(kept) < len(whole)
+    same = [any(torch.equal(token, other) for other in whole) for token in kept]
+    assert all(same), "what is left of a chunk stands where it stands in the whole one"
+
+
 def test_best_first_places_the_same_chunks_in_another_order(tmp_path: Path) -> None:
     windows = {}
     for name in ("moving", "moving-best-first"):

@@ -106,11 +106,14 @@ class StoredImage:
             # In fp32 first, so that a key is rounded once however it is turned.
             wide = torch.empty(k.shape, dtype=torch.float32)
             self._decode_block(layer, header.shape, wide, v, None)
-            for frame, move, turn in zip(wide.chunk(len(moves), 1), moves, turns, strict=True):
+            frames = self.places(layer) // self._spec.tokens_per_frame
+            ends = np.searchsorted(frames, np.arange(len(moves) + 1))  # tokens are in order
+            for frame, (move, turn) in enumerate(zip(moves, turns, strict=True)):
+                rows = wide[:, ends[frame] : ends[frame + 1]]
                 if turn is not None:
-                    turn.apply_(frame)
+                    turn.apply_(rows)
                 elif rope is None and move:
-                    cache.shift(frame, move)
+                    cache.shift(rows, move)
             k.copy_(wide)
 
     def _decode_block(
