@@ -28,6 +28,7 @@ from worldpager.errors import BudgetError
 from worldpager.pager import events as ev
 from worldpager.pager.events import Action, ChunkKey, Event
 from worldpager.pager.eviction import EvictionPolicy
+from worldpager.pager.pace import Pace
 from worldpager.pager.policies import Choice, FallbackPolicy, Pressure, WriteBack
 from worldpager.pager.room import WINDOW_RANK, Room
 from worldpager.pager.spill import Spill, backoff
@@ -45,11 +46,17 @@ READ_ATTEMPTS = 5
 class _Stream:
     """What the core remembers of one stream between two windows."""
 
-    __slots__ = ("ahead", "awaited", "gathering", "pinned")
+    __slots__ = (
+        "ahead", "awaited", "further", "gathering", "pace", "pinned", "urgent", "width"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.pinned: list[Page] = []  # the window served last
+        self.width = 1  # chunks a window wants
         self.ahead: tuple[ChunkKey, ...] = ()
+        self.urgent: tuple[ChunkKey, ...] = ()  # of these, what may be loaded in this step
+        self.further: tuple[ChunkKey, ...] = ()  # and after that
+        self.pace = Pace()
         self.awaited: set[ChunkKey] = set()  # what the next window waits for
         self.gathering: set[ChunkKey] = set()  # all of that window: none of it may leave meanwhile
 
@@ -223,6 +230,8 @@ class Core:
             page = page_of(chunk)
             return page is not None and page.resident
 
+        if not stream.awaited:
+            self._end_step(stream, event.wanted)
         known = tuple(c for c in event.wanted if page_of(c) is not None)
         missing = [c for c in known if not resident(c)]
         chunks, reason = known, "" if len(known) == len(event.wanted) else "absent"
@@ -238,6 +247,14 @@ class Core:
                 return
             chunks, reason = choice.chunks, choice.reason
         self._serve(stream, event, [pages[ChunkKey(event.stream, c)] for c in chunks], reason)
+
+    def _end_step(self, stream: _Stream, wanted: tuple[int, ...]) -> None:
+        """A window comes: what was admitted should be there, and no more of it begins."""
+        late = any(p.key.chunk in wanted and not p.resident for p in self._pages(stream.ahead))
+        left = sum(not page.resident for page in self._pages(stream.further))
+        stream.pace.window(late, len(stream.further) - left, left)
+        stream.urgent = stream.further = ()
+        stream.width = len(wanted) or stream.width
 
     def _cannot_load(self, stream: _Stream) -> bool:
         """Whether the window waits in vain: no room for its reads, and none is being made."""
@@ -286,6 +303,7 @@ class Core:
         stream.ahead = tuple(
             key for c in event.chunks if (key := ChunkKey(event.stream, c)) in self.table.pages
         )
+        self._admit(stream, event.stream)
         before = {page.key for page in self.table.resident() if page.staged}
         for rank, page in enumerate(self._pages(stream.ahead)):
             page.rank = rank
@@ -294,6 +312,14 @@ class Core:
             page = self.table.pages[key]
             if page.rank is None:
                 self._room.unstage(page)
+
+    def _admit(self, stream: _Stream, number: int) -> None:
+        """What of a new list may be loaded before the next window comes."""
+        urgent, further = stream.ahead[: stream.width], stream.ahead[stream.width :]
+        further = tuple(p.key for p in self._pages(further) if p.state is State.STORED)
+        reading = sum(p.key.stream == number for p in self.table.current(State.LOADING))
+        now, later = stream.pace.admit(len(urgent), len(further), reading)
+        stream.urgent, stream.further = urgent[:now], further[:later]
 
     def _stage(self, page: Page) -> None:
         if page.resident and not page.staged and page.offset is not None:
@@ -327,7 +353,8 @@ class Core:
         """Stored chunks to load, with their ranks: first what a window waits for."""
         streams = self._streams.values()
         order = [(p, WINDOW_RANK) for s in streams for p in self._pages(sorted(s.awaited))]
-        pages = [p for s in streams for p in self._pages(s.ahead)]
+        steady = [s for s in streams if not s.awaited]
+        pages = [p for s in steady for p in self._pages(s.urgent + s.further)]
         ranked = [(p, p.rank) for p in pages if p.rank is not None]
         order += sorted(ranked, key=lambda pair: (pair[1], pair[0].key))
         return [(p, r) for p, r in order if p.state is State.STORED and p.retry_at <= self._tick]
