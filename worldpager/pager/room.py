@@ -53,6 +53,8 @@ class Room:
         if offset is not None:
             return offset
         clean = self._spare(State.CLEAN)
+        if rank != WINDOW_RANK:
+            clean += [p for p in self._spare(State.WRITING) if p.since >= self._stats.windows - 1]
         spare = [p for p in clean if p.rank is None]
         ranked = [p for p in clean if p.rank is not None and p.rank > rank]
         if not self._table.fits_without(spare + ranked, nbytes):
@@ -64,6 +66,8 @@ class Room:
                 spare.remove(victim)
             else:
                 victim = ranked.pop()
+            if victim.state is State.WRITING:
+                return None
             self._evict(victim)
             offset = self._table.extents.allocate(nbytes)
         return offset
