@@ -159,6 +159,7 @@ class Core:
         if self.stats.spill_chunk is None and self.table.extents.largest_free < event.nbytes:
             self.stats.spill_chunk = self.stats.commits + 1
         self._usual = event.nbytes
+        self._end_step(self._streams.setdefault(event.key.stream, _Stream()))
         offset = self._room.find(event.nbytes, WINDOW_RANK)
         may_drop = self._pressure == "drop" or event.insist or self._spill.broken
         if offset is None and may_drop:
@@ -231,7 +232,11 @@ class Core:
             return page is not None and page.resident
 
         if not stream.awaited:
-            self._end_step(stream, event.wanted)
+            self._end_step(stream)
+            ahead = self._pages(stream.ahead)
+            late = any(p.key.chunk in event.wanted and not p.resident for p in ahead)
+            stream.pace.window(late)
+            stream.width = len(event.wanted) or stream.width
         known = tuple(c for c in event.wanted if page_of(c) is not None)
         missing = [c for c in known if not resident(c)]
         chunks, reason = known, "" if len(known) == len(event.wanted) else "absent"
@@ -248,13 +253,11 @@ class Core:
             chunks, reason = choice.chunks, choice.reason
         self._serve(stream, event, [pages[ChunkKey(event.stream, c)] for c in chunks], reason)
 
-    def _end_step(self, stream: _Stream, wanted: tuple[int, ...]) -> None:
-        """A window comes: what was admitted should be there, and no more of it begins."""
-        late = any(p.key.chunk in wanted and not p.resident for p in self._pages(stream.ahead))
+    def _end_step(self, stream: _Stream) -> None:
+        """A chunk is finished: what was admitted should be there, and no more of it begins."""
         left = sum(not page.resident for page in self._pages(stream.further))
-        stream.pace.window(late, len(stream.further) - left, left)
+        stream.pace.end(len(stream.further) - left, left)
         stream.urgent = stream.further = ()
-        stream.width = len(wanted) or stream.width
 
     def _cannot_load(self, stream: _Stream) -> bool:
         """Whether the window waits in vain: no room for its reads, and none is being made."""
@@ -337,7 +340,8 @@ class Core:
                 continue  # listed twice, and just begun
             if self._starved is not None and rank != WINDOW_RANK:
                 return  # nothing less urgent may take the room that becomes free
-            offset = self._room.find(page.nbytes, rank)
+            further = page.key in self._streams[page.key.stream].further
+            offset = self._room.find(page.nbytes, rank, leave=int(further and rank != WINDOW_RANK))
             if offset is None:
                 self._starved = rank if self._starved is None else self._starved
                 continue

@@ -32,11 +32,8 @@ class Pace:
         self._late = False  # the last window came before what it wanted
         self._held = 0  # lists in a row of which nothing was begun
 
-    def window(self, late: bool, done: int, left: int) -> None:
-        """A window came. ``late``: something it wants was listed and is not there. Of the admitted
-        speculative loads ``done`` had arrived and ``left`` had not.
-        """
-        self._late = late
+    def end(self, done: int, left: int) -> None:
+        """A step ends: of the admitted speculative loads ``done`` had arrived, ``left`` had not."""
         cut, self._cut = self._cut, False
         if left:
             if self._most is not None:
@@ -46,6 +43,10 @@ class Pace:
             self._calm += 1
             if self._calm >= self._patience:
                 self._most, self._calm = self._most + 1, 0
+
+    def window(self, late: bool) -> None:
+        """A window comes. ``late``: something it wants was listed and is not there."""
+        self._late = late
 
     def admit(self, urgent: int, further: int, reading: int) -> tuple[int, int]:
         """How many of the ``urgent`` and of the ``further`` loads of a new list may begin;
