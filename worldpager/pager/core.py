@@ -28,6 +28,7 @@ from worldpager.errors import BudgetError
 from worldpager.pager import events as ev
 from worldpager.pager.events import Action, ChunkKey, Event
 from worldpager.pager.eviction import EvictionPolicy
+from worldpager.pager.pace import Pace
 from worldpager.pager.policies import Choice, FallbackPolicy, Pressure, WriteBack
 from worldpager.pager.room import WINDOW_RANK, Room
 from worldpager.pager.spill import Spill, backoff
@@ -45,11 +46,17 @@ READ_ATTEMPTS = 5
 class _Stream:
     """What the core remembers of one stream between two windows."""
 
-    __slots__ = ("ahead", "awaited", "gathering", "pinned")
+    __slots__ = (
+        "ahead", "awaited", "further", "gathering", "pace", "pinned", "urgent", "width"
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.pinned: list[Page] = []  # the window served last
+        self.width = 1  # chunks a window wants
         self.ahead: tuple[ChunkKey, ...] = ()
+        self.urgent: tuple[ChunkKey, ...] = ()  # of these, what may be loaded in this step
+        self.further: tuple[ChunkKey, ...] = ()  # and after that
+        self.pace = Pace()
         self.awaited: set[ChunkKey] = set()  # what the next window waits for
         self.gathering: set[ChunkKey] = set()  # all of that window: none of it may leave meanwhile
 
@@ -152,6 +159,7 @@ class Core:
         if self.stats.spill_chunk is None and self.table.extents.largest_free < event.nbytes:
             self.stats.spill_chunk = self.stats.commits + 1
         self._usual = event.nbytes
+        self._end_step(self._streams.setdefault(event.key.stream, _Stream()))
         offset = self._room.find(event.nbytes, WINDOW_RANK)
         may_drop = self._pressure == "drop" or event.insist or self._spill.broken
         if offset is None and may_drop:
@@ -223,6 +231,12 @@ class Core:
             page = page_of(chunk)
             return page is not None and page.resident
 
+        if not stream.awaited:
+            self._end_step(stream)
+            ahead = self._pages(stream.ahead)
+            late = any(p.key.chunk in event.wanted and not p.resident for p in ahead)
+            stream.pace.window(late)
+            stream.width = len(event.wanted) or stream.width
         known = tuple(c for c in event.wanted if page_of(c) is not None)
         missing = [c for c in known if not resident(c)]
         chunks, reason = known, "" if len(known) == len(event.wanted) else "absent"
@@ -238,6 +252,12 @@ class Core:
                 return
             chunks, reason = choice.chunks, choice.reason
         self._serve(stream, event, [pages[ChunkKey(event.stream, c)] for c in chunks], reason)
+
+    def _end_step(self, stream: _Stream) -> None:
+        """A chunk is finished: what was admitted should be there, and no more of it begins."""
+        left = sum(not page.resident for page in self._pages(stream.further))
+        stream.pace.end(len(stream.further) - left, left)
+        stream.urgent = stream.further = ()
 
     def _cannot_load(self, stream: _Stream) -> bool:
         """Whether the window waits in vain: no room for its reads, and none is being made."""
@@ -286,6 +306,7 @@ class Core:
         stream.ahead = tuple(
             key for c in event.chunks if (key := ChunkKey(event.stream, c)) in self.table.pages
         )
+        self._admit(stream, event.stream)
         before = {page.key for page in self.table.resident() if page.staged}
         for rank, page in enumerate(self._pages(stream.ahead)):
             page.rank = rank
@@ -294,6 +315,14 @@ class Core:
             page = self.table.pages[key]
             if page.rank is None:
                 self._room.unstage(page)
+
+    def _admit(self, stream: _Stream, number: int) -> None:
+        """What of a new list may be loaded before the next window comes."""
+        urgent, further = stream.ahead[: stream.width], stream.ahead[stream.width :]
+        further = tuple(p.key for p in self._pages(further) if p.state is State.STORED)
+        reading = sum(p.key.stream == number for p in self.table.current(State.LOADING))
+        now, later = stream.pace.admit(len(urgent), len(further), reading)
+        stream.urgent, stream.further = urgent[:now], further[:later]
 
     def _stage(self, page: Page) -> None:
         if page.resident and not page.staged and page.offset is not None:
@@ -311,7 +340,8 @@ class Core:
                 continue  # listed twice, and just begun
             if self._starved is not None and rank != WINDOW_RANK:
                 return  # nothing less urgent may take the room that becomes free
-            offset = self._room.find(page.nbytes, rank)
+            further = page.key in self._streams[page.key.stream].further
+            offset = self._room.find(page.nbytes, rank, leave=int(further and rank != WINDOW_RANK))
             if offset is None:
                 self._starved = rank if self._starved is None else self._starved
                 continue
@@ -327,7 +357,8 @@ class Core:
         """Stored chunks to load, with their ranks: first what a window waits for."""
         streams = self._streams.values()
         order = [(p, WINDOW_RANK) for s in streams for p in self._pages(sorted(s.awaited))]
-        pages = [p for s in streams for p in self._pages(s.ahead)]
+        steady = [s for s in streams if not s.awaited]
+        pages = [p for s in steady for p in self._pages(s.urgent + s.further)]
         ranked = [(p, p.rank) for p in pages if p.rank is not None]
         order += sorted(ranked, key=lambda pair: (pair[1], pair[0].key))
         return [(p, r) for p, r in order if p.state is State.STORED and p.retry_at <= self._tick]

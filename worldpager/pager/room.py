@@ -45,16 +45,24 @@ class Room:
         self._spill = spill
         self._gathering = gathering
 
-    def find(self, nbytes: int, rank: int) -> int | None:
+    def find(self, nbytes: int, rank: int, leave: int = 0) -> int | None:
         """An extent for something of ``rank`` on an ahead list, made by evicting clean chunks that
-        are on no list or further down.
+        are on no list or further down; none where so few of these are left that not ``leave``
+        more of ``nbytes`` could be had.
         """
+        free = self._table.extents.largest_free // page_ceil(nbytes)
+        if free > leave:
+            return self._table.extents.allocate(nbytes)
+        clean = self._spare(State.CLEAN)
+        if rank != WINDOW_RANK:
+            clean += [p for p in self._spare(State.WRITING) if p.since >= self._stats.windows - 1]
+        spare = [p for p in clean if p.rank is None]
+        ranked = [p for p in clean if p.rank is not None and p.rank > rank]
+        if free + len(spare) + len(ranked) <= leave:
+            return None
         offset = self._table.extents.allocate(nbytes)
         if offset is not None:
             return offset
-        clean = self._spare(State.CLEAN)
-        spare = [p for p in clean if p.rank is None]
-        ranked = [p for p in clean if p.rank is not None and p.rank > rank]
         if not self._table.fits_without(spare + ranked, nbytes):
             return None
         ranked.sort(key=lambda p: p.rank or 0)
@@ -64,6 +72,8 @@ class Room:
                 spare.remove(victim)
             else:
                 victim = ranked.pop()
+            if victim.state is State.WRITING:
+                return None
             self._evict(victim)
             offset = self._table.extents.allocate(nbytes)
         return offset
