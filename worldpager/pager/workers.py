@@ -61,7 +61,7 @@ class Workers:
         self._arena = arena
         self._report = report
         self._limits = (TokenBucket(read_limit), TokenBucket(write_limit))
-        self._reads: SimpleQueue[ev.Read | None] = SimpleQueue()
+        self._reads: SimpleQueue[tuple[ev.Read, float] | None] = SimpleQueue()
         self._writes: SimpleQueue[ev.Write | ev.Delete | None] = SimpleQueue()
         self._warned: set[str] = set()  # kinds of trouble that were told
         self._threads = [
@@ -77,7 +77,8 @@ class Workers:
     def submit(self, job: ev.Read | ev.Write | ev.Delete) -> None:
         """Carry ``job`` out in its turn. Never blocks."""
         if isinstance(job, ev.Read):
-            self._reads.put(job)
+            # in the core's order, which the threads may not keep
+            self._reads.put((job, self._limits[0].reserve(job.nbytes)))
         else:
             self._writes.put(job)
 
@@ -95,12 +96,11 @@ class Workers:
 
     def _read_loop(self) -> None:
         while (job := self._reads.get()) is not None:
-            self._report(self._read(job))
+            self._report(self._read(*job))
 
-    def _read(self, job: ev.Read) -> Event:
+    def _read(self, job: ev.Read, deadline: float) -> Event:
         key, generation = job.key, job.generation
         try:
-            deadline = self._limits[0].reserve(job.nbytes)
             view = self._arena.view(job.offset, job.nbytes)
             self.files[key.stream].read(key.chunk, generation, view)
         except DamagedBlockError as error:
