@@ -18,6 +18,7 @@ from worldpager.cli.predict import predict
 from worldpager.cli.replay import replay
 from worldpager.cli.reproduce import reproduce
 from worldpager.cli.rollout import rollout
+from worldpager.cli.status import status
 from worldpager.cli.validate import validate
 from worldpager.cli.verify import verify
 from worldpager.errors import WorldPagerError
@@ -39,7 +40,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (doctor, plan, predict, rollout, validate, replay, reproduce, inspect, verify):
+for command in (
+    doctor, plan, predict, rollout, validate, replay, reproduce, inspect, verify, status
+):  # fmt: skip
     app.command()(command)
 
 
@@ -64,8 +67,8 @@ def _common(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; errors become one line on standard error."""
     try:
-        status = app(args=arguments, standalone_mode=False)
-        return status if isinstance(status, int) else 0
+        code = app(args=arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except _UsageError as error:
         return _fail(" ".join(error.format_message().split()))
     except (typer.Abort, KeyboardInterrupt):
