@@ -26,6 +26,7 @@ from worldpager.model_adapter.images import (
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
 from worldpager.model_adapter.pruning import ChunkPruning
+from worldpager.model_adapter.record import Recorder
 from worldpager.model_adapter.status import Occupancy, Status, occupancy_of, status_of
 from worldpager.model_adapter.window import Piece, check_walls, horizon, positions
 from worldpager.pager.core import Core
@@ -173,6 +174,7 @@ class WorldMemory:
             self._session.close()
             raise
         self._prefetcher = Prefetcher(self._session.pool.planners.submit)
+        self._recorder = Recorder(self._session, self.rejected, self._stale)
         weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
 
     def boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
@@ -207,6 +209,7 @@ class WorldMemory:
         self._step = step
         report.boundary_ms = milliseconds_since(began)
         self.last = report
+        self._recorder.note()
         return report.retrieved
 
     def flush(self, timeout: float | None = None) -> None:

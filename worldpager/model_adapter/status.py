@@ -45,12 +45,14 @@ class Status:
     read_failures: Mapping[str, int]
     write_failures: Mapping[str, int]
     stale: Mapping[str, int]
-    pruning_ratio: float
+    pruning_ratio: float = 0.0
     """Share of the past that windows did not show because its tokens were pruned."""
+    background_error: str = ""
+    """What the last flush, or closing, could not make durable; empty once one could."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was lost or damaged and writing works."""
+        """Whether nothing was lost or damaged, writing works, and the pool is as asked for."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
@@ -74,8 +76,13 @@ def status_of(
     pager, stats = session.pager, session.pager.core.stats
     # Copied in one step each, for other threads may count on.
     lost, damaged, rejected = dict(stats.dropped), dict(session.damaged), dict(rejected)
+    problems = [*_problems(pager.core.trouble, lost, damaged, rejected)]
+    if pager.failure:
+        problems.append(pager.failure)
+    if pager.arena.pin_failed:
+        problems.append(f"the pool is not page-locked as was asked: {pager.arena.pin_reason}")
     return Status(
-        problems=tuple(_problems(pager.core.trouble, lost, damaged, rejected)),
+        problems=tuple(problems),
         pool=pager.core.capacity,
         occupancy=occupancy_of(session),
         pinned=pager.arena.pinned_bytes,
@@ -89,6 +96,7 @@ def status_of(
         write_failures=dict(stats.write_failures),
         stale=dict(stale),
         pruning_ratio=pruning_ratio,
+        background_error=pager.failure,
     )
 
 
