@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from worldpager.pager.room import SPOILED
 from worldpager.pager.session import Session
 
 
@@ -24,8 +25,9 @@ class Status:
     """A memory at one moment. Counts are since it was opened, by reason.
 
     ``problems``: one sentence each, empty while all is well. ``lost``: chunks that left every tier.
-    ``damaged``: stored chunks that were found not to be what was written. ``rejected``: chunks that
-    were never stored. ``stale``: windows served with an older or nearer set.
+    ``damaged``: chunks, stored or in memory, that were found not to be what was
+    written. ``rejected``: chunks that were never stored. ``stale``: windows served with an older
+    or nearer set.
     """
 
     problems: tuple[str, ...]
@@ -67,6 +69,8 @@ def status_of(session: Session, rejected: Mapping[str, int], stale: Mapping[str,
     pager, stats = session.pager, session.pager.core.stats
     # Copied in one step each, for other threads may count on.
     lost, damaged, rejected = dict(stats.dropped), dict(session.damaged), dict(rejected)
+    if stats.spoiled:
+        damaged[SPOILED] = stats.spoiled
     return Status(
         problems=tuple(_problems(pager.core.trouble, lost, damaged, rejected)),
         pool=pager.core.capacity,
@@ -91,7 +95,7 @@ def _problems(
         yield f"writing to disk fails: {trouble}"
     for counts, text in (
         (lost, "chunks were lost"),
-        (damaged, "stored chunks were found damaged"),
+        (damaged, "chunks were found damaged"),
         (rejected, "chunks were not stored"),
     ):
         if total := sum(counts.values()):
