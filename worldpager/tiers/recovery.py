@@ -148,8 +148,7 @@ class Examiner:
         if self._buffer.nbytes < nbytes:
             if nbytes > HEADROOM and nbytes > (available := memory_limit().available):
                 raise OSError(
-                    errno.ENOMEM,
-                    f"checking {nbytes} bytes takes as much memory; {available} are left",
+                    errno.ENOMEM, f"checking takes {nbytes} bytes of memory; {available} are left"
                 )
             self._buffer = aligned_bytes(nbytes)
         return self._buffer[:nbytes]
