@@ -23,8 +23,7 @@ from worldpager.tiers.store import ChunkStore
 
 CAP = 1500 * chunk_bytes(reference_spec())
 OPEN_SECONDS, WARM = 2.0, 120
-DOCUMENT = 4096  # the session's own document, in whole blocks
-ROLLOUT = 16384  # a rollout's documents and small arrays, which are written over a full cap too
+BLOCK = 4096
 
 
 def writer(directory: Path, seed: int) -> Callable[[Say], None]:
@@ -72,8 +71,8 @@ def kill_and_look(directory: Path, seed: int) -> int:
             assert world.load_patiently(chunk), chunk
         status = memory.status()
         assert status.ok, status.problems
-        assert abs(status.occupancy.disk - folder_bytes(directory)) <= DOCUMENT
-        assert status.occupancy.disk <= CAP + ROLLOUT * rollouts(directory)
+        assert abs(status.occupancy.disk - folder_bytes(directory)) <= BLOCK
+        assert max(status.occupancy.disk, folder_bytes(directory)) <= CAP
     assert leftovers(directory) == []
     return len(present)
 
@@ -85,16 +84,12 @@ def moment(seconds: float) -> None:
         pass
 
 
-def rollouts(directory: Path) -> int:
-    return sum(path.is_dir() for path in directory.iterdir())
-
-
 def run_kills(directory: Path, seeds: range) -> None:
     for chunk, layer in itertools.product(range(WARM), range(reference_spec().layers)):
         made(reference_spec(), "session", chunk, layer)  # once for all children
     found = [kill_and_look(directory, seed) for seed in seeds]
     assert sum(found) > len(found), "the kills must have come in the middle"
-    assert folder_bytes(directory) <= CAP + DOCUMENT + ROLLOUT * rollouts(directory)
+    assert folder_bytes(directory) <= CAP
     for rollout in sorted(p.name for p in directory.iterdir() if p.is_dir()):
         store = ChunkStore.inspect(directory, rollout)
         assert store.verify() == ()
