@@ -65,7 +65,10 @@ def _spec_with(text: str) -> None:
             continue
         store = MemoryIO({"zarr.json": documents.session_bytes(spec.session)})
         Metadata(store, Path("/store") / spec.rollout, spec).write_group({})
-        assert layout.check_identity(store, Path("/store"), spec)
+        try:
+            assert layout.check_identity(store, Path("/store"), spec)
+        except WorldPagerError as error:
+            raise AssertionError(f"stored, and not to be opened again: {error}") from error
 
 
 def machine(data: bytes) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import os
-import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
@@ -170,8 +169,7 @@ def _change(root: Path, outside: Path, step: Reader) -> None:
             folder = path.parent
             if folder == root:
                 return  # a link to the store is the caller's own
-            shutil.copytree(folder, outside / "folder")
-            shutil.rmtree(folder)
+            folder.rename(outside / "folder")
             folder.symlink_to(outside / "folder")
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from worldpager.errors import ForeignDirectoryError
+from worldpager.model_adapter.pruning import ChunkPruning
 from worldpager.model_adapter.status import Status, status_of
 from worldpager.pager.session import Session
 from worldpager.tiers import documents
@@ -70,10 +71,14 @@ class Recorder:
     """Keeps one memory's record up to date. Knows the session only, so a memory can be dropped."""
 
     def __init__(
-        self, session: Session, rejected: Mapping[str, int], stale: Mapping[str, int]
+        self,
+        session: Session,
+        rejected: Mapping[str, int],
+        stale: Mapping[str, int],
+        pruning: ChunkPruning,
     ) -> None:
         """Begin to record ``session``; the counts as in :func:`status_of`, counted on elsewhere."""
-        self._session, self._counts = session, (rejected, stale)
+        self._session, self._counts = session, (rejected, stale, pruning)
         self._lock = threading.Lock()  # held while the file is written
         self._owner = Owner.current().model_dump()
         self._due = -float("inf")

@@ -21,6 +21,7 @@ dropped and counted; what is served is resident and current.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -33,7 +34,7 @@ from worldpager.pager.policies import Choice, FallbackPolicy, Pressure, WriteBac
 from worldpager.pager.room import WINDOW_RANK, Room
 from worldpager.pager.spill import Spill, backoff
 from worldpager.pager.states import Page, State
-from worldpager.pager.stats import Stats
+from worldpager.pager.stats import Counted, Stats
 from worldpager.pager.table import PageTable
 from worldpager.tiers.extents import page_ceil
 
@@ -47,11 +48,14 @@ class _Stream:
     """What the core remembers of one stream between two windows."""
 
     __slots__ = (
-        "ahead", "awaited", "further", "gathering", "pace", "pinned", "urgent", "width"
+        "ahead", "awaited", "before", "counted", "further", "gathering", "pace", "pinned", "urgent",
+        "width",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.pinned: list[Page] = []  # the window served last
+        self.before: list[Page] = []  # the one before it, no longer pinned
+        self.counted = Counted({}, False)  # what the window served last added to the statistics
         self.width = 1  # chunks a window wants
         self.ahead: tuple[ChunkKey, ...] = ()
         self.urgent: tuple[ChunkKey, ...] = ()  # of these, what may be loaded in this step
@@ -105,6 +109,7 @@ class Core:
             ev.Forgo: self._forgo,
             ev.Adopt: self._adopt,
             ev.Boundary: self._boundary,
+            ev.Spoiled: self._spoiled,
             ev.Ahead: self._ahead,
             ev.ReadDone: self._read_done,
             ev.ReadFailed: self._read_failed,
@@ -267,7 +272,7 @@ class Core:
         return not making_room or self._spill.broken
 
     def _serve(self, stream: _Stream, event: ev.Boundary, window: list[Page], reason: str) -> None:
-        served, lacking = [], len(event.wanted)
+        served, hits, lacking = [], Counter[str](), len(event.wanted)
         for page in window:
             assert page.resident and page.offset is not None
             source: ev.Source = "staged" if page.staged else "dram"
@@ -276,7 +281,7 @@ class Core:
             if page.key.chunk not in event.wanted:
                 source = "stale"
             else:
-                self.stats.hits[source] += 1
+                hits[source] += 1
                 lacking -= 1
             self.stats.fetched += page.fetched
             page.fetched = False
@@ -286,11 +291,12 @@ class Core:
                 ev.Served(page.key.chunk, page.generation, page.offset, page.nbytes, source)
             )
         replaced = min(lacking, sum(s.source == "stale" for s in served))
-        self.stats.hits["stale"] += replaced
-        self.stats.hits["empty"] += lacking - replaced
-        self.stats.windows += 1
-        self.stats.stale_windows += bool(reason)
+        hits["stale"] += replaced
+        hits["empty"] += lacking - replaced
+        stream.counted = Counted(hits, bool(reason))
+        self.stats.count(stream.counted)
         released, stream.pinned = stream.pinned, window
+        stream.before = released
         stream.awaited.clear()
         stream.gathering.clear()
         for page in released:
@@ -298,6 +304,21 @@ class Core:
             self.table.settle(page)
         serve = ev.Serve(event.stream, event.step, tuple(served), bool(reason), reason)
         self._out += [serve, ev.Progress()]  # what was released may be room for another stream
+
+    def _spoiled(self, event: ev.Spoiled) -> None:
+        stream = self._streams[event.stream]
+        self.stats.take_back(stream.counted)
+        window, stream.pinned = stream.pinned, [p for p in stream.before if p.resident]
+        for page in stream.pinned:
+            page.pins += 1
+        for page in window:
+            page.pins -= 1
+            if page.key.chunk not in event.chunks:
+                self.table.settle(page)
+                continue
+            stream.pinned = [p for p in stream.pinned if p is not page]
+            page.pins = sum(s.pinned.count(page) for s in self._streams.values())
+            self._room.spoil(page)
 
     def _ahead(self, event: ev.Ahead) -> None:
         stream = self._streams.setdefault(event.stream, _Stream())

@@ -25,6 +25,10 @@ PRESSURE = "pressure"
 """Why a chunk was dropped from a pool that was full while writing worked."""
 
 
+SPOILED = "changed in memory"
+"""Why a chunk is lost whose bytes changed in DRAM before they were on disk."""
+
+
 class Room:
     """Finds extents, evicting and dropping where it must."""
 
@@ -115,6 +119,19 @@ class Room:
         self._table.let_go(page)
         del self._table.pages[page.key]
         self.lose(page.key, self._spill.trouble or PRESSURE)
+
+    def spoil(self, page: Page) -> None:
+        """The bytes of a page that was resident and pinned changed: it is as good as not there."""
+        self._stats.spoiled += 1
+        if page.obsolete:
+            self._table.settle(page)
+        elif page.state is State.CLEAN:
+            self._evict(page)
+        else:
+            self.unstage(page)
+            self._spill.flush_is_done_with(page, failed=True)
+            self._table.forget(page)
+            self.lose(page.key, SPOILED)
 
     def unstage(self, page: Page) -> None:
         """The copy near the compute device, if there is one, is no longer needed."""

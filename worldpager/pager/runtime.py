@@ -186,6 +186,14 @@ class Pager:
         )
         return Window(chunks, serve.stale, serve.reason, waited)
 
+    def spoiled(self, stream: int, chunks: tuple[int, ...]) -> None:
+        """Tell that the bytes of ``chunks``, of the window just acquired, changed in memory. The
+        window has to be acquired again.
+        """
+        with self._lock:
+            self._check_open()
+            self._handle(ev.Spoiled(stream, chunks))
+
     def ahead(self, stream: int, chunks: tuple[int, ...]) -> None:
         """Load these chunks soon, most urgent first. Returns at once; callable from any thread."""
         with self._lock:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import stat
 import threading
@@ -19,6 +20,7 @@ from worldpager.quant.shard import (
     tail_bytes,
     verify_image,
 )
+from worldpager.tiers.budget import HEADROOM, memory_limit
 from worldpager.tiers.directio import DirectIO, aligned_bytes
 from worldpager.tiers.extents import PAGE
 from worldpager.tiers.io_backend import Bytes, IOBackend
@@ -155,12 +157,17 @@ class Examiner:
         return read_tail(tail, nbytes, self._spec.layers)[0]
 
     def _read_image(self, path: Path, nbytes: int) -> ChunkRecord:
+        self._read_tail(path, nbytes)  # so that nothing is allocated for a file that is no chunk's
         image = self._room(nbytes)
         self._files.read_into(path, image)
         return verify_image(image, self._spec.layers)[0]
 
     def _room(self, nbytes: int) -> Bytes:
         if self._buffer.nbytes < nbytes:
+            if nbytes > HEADROOM and nbytes > (available := memory_limit().available):
+                raise OSError(
+                    errno.ENOMEM, f"checking takes {nbytes} bytes of memory; {available} are left"
+                )
             self._buffer = aligned_bytes(nbytes)
         return self._buffer[:nbytes]
 

@@ -33,6 +33,25 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+MOST_TEXT = 4096
+"""Characters of a text that is stored."""
+
+
+def check_text(kind: str, text: str) -> None:
+    """Raises :class:`ConfigError` for a text that could not be read again once it is stored."""
+    if len(text) > MOST_TEXT:
+        raise ConfigError(
+            f"{kind} has {len(text)} characters, more than the {MOST_TEXT} that are stored; "
+            "give a hash instead"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{kind} {text[:100]!r} is no Unicode text ({error.reason}); decode it first"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """Identity of one rollout's store; every field takes part in it."""
@@ -69,6 +88,10 @@ class StoreSpec:
         check_name("rollout", self.rollout)
         for stream in self.streams:
             check_name("stream", stream)
+        for name in ("model", "dtype", "positions"):
+            check_text(name, getattr(self, name))
+        for codec in self.codecs:
+            check_text("codec", codec)
         if not self.streams or len(set(self.streams)) != len(self.streams):
             raise ConfigError(f"stream names must be given and differ, not {self.streams}")
         for name, most in _MOST.items():
@@ -131,7 +154,7 @@ _MOST = {
     "frames": 65535,
 }
 
-_Text = Annotated[str, Field(max_length=4096)]
+_Text = Annotated[str, Field(max_length=MOST_TEXT)]
 
 
 class SpecDocument(BaseModel):
