@@ -75,6 +75,7 @@ def run_episode(
     """Run ``episode``; its store lies in ``folder`` for as long as it takes."""
     from worldpager.model_adapter.builtin import RolloutPipeline, Room, render
     from worldpager.model_adapter.memory import WorldMemory
+    from worldpager.model_adapter.pruning import CleanProbe
     from worldpager.model_adapter.rollout import MemoryHook, builtin_spec, weights_identity
 
     path = recall_path(episode.path, episode.chunks, episode.seed)
@@ -93,6 +94,7 @@ def run_episode(
                 episode.seed,
                 retrieve_chunks=spec.retrieve_chunks,
                 before_chunk=MemoryHook(memory, path),
+                probe=CleanProbe((model.config.patch,) * 2) if method.probes else None,
             )
             for chunk, poses in enumerate(path):
                 began = time.perf_counter()

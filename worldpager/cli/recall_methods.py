@@ -32,6 +32,14 @@ class Method:
     memory: Mapping[str, Any] = field(default_factory=dict)
     against: str | None = "retrieval"
 
+    @property
+    def probes(self) -> bool:
+        """Whether its pruning looks at the sampler's clean predictions."""
+        from worldpager.quant.pruning import NONE, get_pruning
+
+        policy = get_pruning(self.memory.get("pruning", NONE))
+        return policy is not None and policy.needs_predictions
+
     def config(self, store: Path, codec: str, spec: KVSpec, chunks: int) -> MemoryConfig:
         """A memory with a pool for all ``chunks`` of an episode, so that no disk plays a part."""
         from worldpager.model_adapter.memory import MemoryConfig
