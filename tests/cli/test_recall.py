@@ -10,7 +10,7 @@ import pytest
 
 from worldpager.cli import recall_episodes, recall_paths
 from worldpager.cli.recall_episodes import Episode, Outcome, run_episode
-from worldpager.cli.recall_methods import CODECS, METHODS, get_method
+from worldpager.cli.recall_methods import METHODS, get_method
 from worldpager.cli.recall_paths import FRAMES, GAPS, PATHS, recall_path
 from worldpager.cli.recall_report import report
 from worldpager.cli.recall_results import Results, change, estimate, score
@@ -114,17 +114,15 @@ def test_every_method_makes_a_memory_that_opens(tmp_path: Path) -> None:
     from worldpager.model_adapter.memory import WorldMemory
     from worldpager.model_adapter.rollout import builtin_spec
 
-    config = load_model().config
+    shape = load_model().config
     for method in METHODS.values():
-        spec = builtin_spec(config, 12 if method.chunks is None else method.chunks, "test")
+        spec = builtin_spec(shape, 12 if method.chunks is None else method.chunks, "test")
         assert method.against is None or method.against in METHODS
-        for codec in CODECS:
-            WorldMemory(
-                method.config(tmp_path / method.name / codec, codec, spec, 12), spec
-            ).close()
+        episode = Episode(method.name, "int4", "observed", "turning", 0, chunks=12)
+        WorldMemory(method.config(tmp_path / method.name, spec, episode), spec).close()
 
 
-def test_memory_beats_the_window_and_the_same_episode_comes_out_the_same(tmp_path: Path) -> None:
+def test_memory_beats_the_window(tmp_path: Path) -> None:
     model, scorer = load_model(), Scorer(with_lpips=False)
     got = {}
     for name in ("sliding", "retrieval"):
@@ -135,10 +133,6 @@ def test_memory_beats_the_window_and_the_same_episode_comes_out_the_same(tmp_pat
         assert memory.scores[gap]["psnr"] > window.scores[gap]["psnr"] + 6
     assert memory.window_tokens == window.window_tokens == 3 * 48
     assert 26_000 < memory.chunk_bytes < 27_000
-    assert (
-        memory.scores
-        == run_episode(model, get_method("retrieval"), memory.episode, scorer, tmp_path).scores
-    )
     assert list(tmp_path.iterdir()) == [], "stores are gone"
 
 
@@ -149,10 +143,10 @@ def test_a_run_resumes_and_writes_table_and_figure(
     monkeypatch.setattr(recall_episodes, "KINDS", ("observed",))
     out = tmp_path / "out"
     options = ("--out", out, "--methods", "retrieval", "--worlds", 1, "--chunks", 48)
-    status, printed, told = worldpager("recall", *options, "--codecs", "int4", "--limit", "0s")
+    status, _, told = worldpager("recall", *options, "--codecs", "int4", "--limit", "0s")
     assert status == 0
     assert "1 episodes are left" in told
-    status, printed, told = worldpager("recall", *options, "--codecs", "int4")
+    status, _, told = worldpager("recall", *options, "--codecs", "int4")
     assert (status, told) == (0, "")
     lines = (out / "recall.jsonl").read_text()
     assert lines.count("\n") == 1

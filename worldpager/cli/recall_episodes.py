@@ -87,14 +87,16 @@ def run_episode(
     film = np.empty((episode.chunks, FRAMES, 32, 32, 3), np.uint8)
     costs = []
     with tempfile.TemporaryDirectory(dir=folder) as store:
-        config = method.config(Path(store) / "store", episode.codec, spec, episode.chunks)
+        config = method.config(Path(store) / "store", spec, episode)
         with WorldMemory(config, spec) as memory:
             pipeline = RolloutPipeline(
                 model,
                 episode.seed,
                 retrieve_chunks=spec.retrieve_chunks,
                 before_chunk=MemoryHook(memory, path),
-                probe=CleanProbe((model.config.patch,) * 2) if method.probes else None,
+                probe=CleanProbe((model.config.patch,) * 2)
+                if method.probes(episode.kind)
+                else None,
             )
             for chunk, poses in enumerate(path):
                 began = time.perf_counter()
