@@ -75,6 +75,7 @@ def run_episode(
     """Run ``episode``; its store lies in ``folder`` for as long as it takes."""
     from worldpager.model_adapter.builtin import RolloutPipeline, Room, render
     from worldpager.model_adapter.memory import WorldMemory
+    from worldpager.model_adapter.pruning import CleanProbe
     from worldpager.model_adapter.rollout import MemoryHook, builtin_spec, weights_identity
 
     path = recall_path(episode.path, episode.chunks, episode.seed)
@@ -86,13 +87,16 @@ def run_episode(
     film = np.empty((episode.chunks, FRAMES, 32, 32, 3), np.uint8)
     costs = []
     with tempfile.TemporaryDirectory(dir=folder) as store:
-        config = method.config(Path(store) / "store", episode.codec, spec, episode.chunks)
+        config = method.config(Path(store) / "store", spec, episode)
         with WorldMemory(config, spec) as memory:
             pipeline = RolloutPipeline(
                 model,
                 episode.seed,
                 retrieve_chunks=spec.retrieve_chunks,
                 before_chunk=MemoryHook(memory, path),
+                probe=CleanProbe((model.config.patch,) * 2)
+                if method.probes(episode.kind)
+                else None,
             )
             for chunk, poses in enumerate(path):
                 began = time.perf_counter()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from worldpager.errors import ConfigError
 
 if TYPE_CHECKING:
+    from worldpager.cli.recall_episodes import Episode
     from worldpager.model_adapter.frontend import KVSpec
     from worldpager.model_adapter.memory import MemoryConfig
 
@@ -17,13 +18,18 @@ CODECS = ("bf16", "int8", "int4", "int3")
 _SPARE_CHUNKS = 8
 
 
+GAMMA = {"observed": 0.02, "generated": 0.001}
+"""DeCoPrune's threshold by kind of context, for pictures in [-1, 1]. What is seen differs from what
+the model expects some twenty times more than what it makes up itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class Method:
     """One row of the table.
 
     ``chunks``: retrieved a window, ``None`` for all there are. ``memory``: fields of
-    :class:`MemoryConfig` in which it differs from the default. ``against``: the method that it is
-    held against, pair by pair.
+    :class:`MemoryConfig` in which it differs from the default; ``{gamma}`` in ``pruning`` stands
+    for :data:`GAMMA`. ``against``: the method that it is held against, world by world.
     """
 
     name: str
@@ -32,35 +38,76 @@ class Method:
     memory: Mapping[str, Any] = field(default_factory=dict)
     against: str | None = "retrieval"
 
-    def config(self, store: Path, codec: str, spec: KVSpec, chunks: int) -> MemoryConfig:
-        """A memory with a pool for all ``chunks`` of an episode, so that no disk plays a part."""
+    def pruning(self, kind: str) -> str:
+        """The pruning policy's name for a ``kind`` of context."""
+        from worldpager.quant.pruning import NONE
+
+        return str(self.memory.get("pruning", NONE)).format(gamma=GAMMA[kind])
+
+    def probes(self, kind: str) -> bool:
+        """Whether its pruning looks at the sampler's clean predictions."""
+        from worldpager.quant.pruning import get_pruning
+
+        policy = get_pruning(self.pruning(kind))
+        return policy is not None and policy.needs_predictions
+
+    def config(self, store: Path, spec: KVSpec, episode: Episode) -> MemoryConfig:
+        """A memory with a pool for all chunks of ``episode``, so that no disk plays a part."""
         from worldpager.model_adapter.memory import MemoryConfig
         from worldpager.quant.codec import get_codec
         from worldpager.quant.shard import ShardLayout
 
-        most = ShardLayout.for_chunk(get_codec("bf16"), [spec.block_shape] * spec.layers).nbytes
-        size = ShardLayout.for_chunk(get_codec(codec), [spec.block_shape] * spec.layers).nbytes
-        held = max(chunks, 2 * spec.retrieve_chunks) + _SPARE_CHUNKS
+        sink, size = (
+            ShardLayout.for_chunk(get_codec(c), [spec.block_shape] * spec.layers).nbytes
+            for c in ("bf16", episode.codec)
+        )
+        held = max(episode.chunks, 2 * spec.retrieve_chunks) + _SPARE_CHUNKS
+        fields = {**self.memory, "pruning": self.pruning(episode.kind)}
         return MemoryConfig(
             store=store,
-            dram=held * size + 2 * most,
-            codec=codec,
+            dram=held * size + 2 * sink,
+            codec=episode.codec,
             on_miss="wait",
             prefetch=False,
-            **self.memory,
+            **fields,
         )
+
+
+def _everything(name: str, title: str, pruning: str, against: str | None) -> Method:
+    """A method that shows all that it has kept of all chunks."""
+    return Method(name, title, None, {"positions": "absolute", "pruning": pruning}, against)
 
 
 METHODS = {
     method.name: method
     for method in (
         Method("sliding", "sliding window of equal length", memory={"retrieval": "recent"}),
-        Method("full", "full KV", chunks=None, memory={"positions": "absolute"}, against=None),
+        _everything("full", "full KV", "none", None),
         Method("retrieval", "retrieval by camera, 3 chunks", against="full"),
-        Method("six", "retrieval by camera, 6 chunks", chunks=6),
         *(
             Method(name, f"retrieval, positions {name}", memory={"positions": name})
             for name in ("absolute", "moving-best-first", "fractional", "fractional-fast")
+        ),
+        Method("six", "retrieval by camera, 6 chunks", chunks=6),
+        Method(
+            "compressed",
+            "retrieval, 3 chunks in the room of 1.5",
+            memory={"pruning": "worldkv:0.25"},
+        ),
+        Method(
+            "six-in-three", "retrieval, 6 chunks in the room of 3", 6, {"pruning": "worldkv:0.25"}
+        ),
+        _everything("decoprune", "DeCoPrune", "decoprune:{gamma}", "full"),
+        _everything("random", "as many tokens at random", "random/decoprune:{gamma}", "decoprune"),
+        _everything(
+            "reversed",
+            "as many tokens, criterion reversed",
+            "reversed/decoprune:{gamma}",
+            "decoprune",
+        ),
+        _everything("difference", "temporal difference", "temporal-difference:0.01", "decoprune"),
+        Method(
+            "streaming", "sink and the last 18 chunks", 18, {"retrieval": "recent"}, "decoprune"
         ),
     )
 }

@@ -112,6 +112,18 @@ def _claims() -> Iterator[tuple[str, tuple[str, str], tuple[str, str], Test]]:
         (three, exact), ("sliding", exact), lambda d: d.mean >= 6.0,
     )  # fmt: skip
     yield (
+        "6 chunks in the room of 3 no worse than 3",
+        ("six-in-three", exact), (three, exact), lambda d: d.high >= 0.0,
+    )  # fmt: skip
+    yield (
+        "DeCoPrune above random",
+        ("decoprune", exact), ("random", exact), lambda d: d.low > 0.0,
+    )  # fmt: skip
+    yield (
+        "random above the reversed criterion",
+        ("random", exact), ("reversed", exact), lambda d: d.low > 0.0,
+    )  # fmt: skip
+    yield (
         "int4 within 0.1 dB of bf16",
         (three, "int4"), (three, exact), lambda d: abs(d.mean) <= 0.1,
     )  # fmt: skip
