@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from itertools import repeat
 
 import numpy as np
 import torch
 
 from worldpager.errors import CodecError
+from worldpager.model_adapter.attention.segments import PagedWindow, StoredKV
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
 from worldpager.quant.block import BlockLabel, decode_block, read_header, write_block
 from worldpager.quant.codec import BlockShape, Bytes, Codec
@@ -75,6 +78,18 @@ class StoredImage:
             if rope is None and shift:
                 cache.shift(k, shift)
 
+    def undecoded(self, shift: float) -> tuple[StoredKV, ...]:
+        """Every layer's block as attention can read it, keys moved by ``shift`` frames.
+
+        Raises :class:`CodecError` for codecs that cannot be read so, or keys that have no rotation.
+        """
+        rope = self._spec.rope
+        if rope is None and shift:
+            raise CodecError("stored keys without a rope layout cannot be moved; decode windows")
+        rotation = rope.temporal_rotation(shift) if rope is not None else None
+        blocks = (self._image[self._layout.extent(layer)] for layer in range(len(self._headers)))
+        return tuple(map(StoredKV, blocks, self._headers, repeat(rotation)))
+
     def _decode_block(
         self,
         layer: int,
@@ -96,6 +111,13 @@ class StoredImage:
         decode_block(block, header, k_flat, v_flat, rotation)
         for out, flat in ((k, k_flat), (v, v_flat)):
             out.copy_(flat.view(tokens, batch, heads, head_dim).transpose(0, 1))
+
+
+def paged_window(images: Sequence[StoredImage], placed: Sequence[float]) -> PagedWindow:
+    """The window of ``images``, in time order, with keys at the temporal positions ``placed``."""
+    return PagedWindow(
+        [i.undecoded(to - i.record.position) for i, to in zip(images, placed, strict=True)]
+    )
 
 
 def warm_up(codec: Codec, spec: KVSpec) -> None:

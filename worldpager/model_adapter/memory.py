@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
-from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
+from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache
 from worldpager.model_adapter.images import (
     ChunkImage,
     StoredImage,
     milliseconds_since,
+    paged_window,
     warm_up,
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
@@ -317,6 +318,9 @@ class WorldMemory:
         images = [StoredImage(chunk.image, self.spec) for chunk in window.chunks]
         stored = [image.record.position for image in images]
         placed = self._positions.place(step.start_frame, self._base, stored)
+        if isinstance(cache, PagedCache):
+            cache.attach(paged_window(images, placed))
+            return
         cache.open([image.tokens for image in images])
         began = time.perf_counter()
         for slot, (image, position) in enumerate(zip(images, placed, strict=True)):
