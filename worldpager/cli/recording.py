@@ -213,6 +213,7 @@ class Recording:
             "prefetch": config.prefetch,
             "write_back": asdict(config.write_back),
             "on_miss": config.on_miss,
+            "attention": config.attention,
             "read_limit": config.read_limit,
             "write_limit": config.write_limit,
             "chunk_time": config.chunk_time,

@@ -34,6 +34,14 @@ class OnMiss(StrEnum):
     WAIT = "wait"
 
 
+class Attention(StrEnum):
+    """How the built-in model attends to its window."""
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    INT4 = "int4"
+
+
 def rollout(
     model: Annotated[
         str,
@@ -92,6 +100,13 @@ def rollout(
     on_miss: Annotated[
         OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
     ] = OnMiss.STALE,
+    attention: Annotated[
+        Attention,
+        typer.Option(
+            help="How the model attends: to everything, to chosen frames, or to stored blocks "
+            "without decoding them."
+        ),
+    ] = Attention.DENSE,
     read_limit: Annotated[
         int | None,
         typer.Option(parser=rate, metavar="RATE", help="Cap on reads from NVMe, e.g. 0.25GB/s."),
@@ -131,6 +146,8 @@ def rollout(
     length = _length(chunks, minutes, geometry.video_seconds_per_chunk)
     if retrieve < 0:
         raise ConfigError(f"--retrieve cannot be {retrieve}; 0 switches memory off")
+    if synthetic and attention is not Attention.DENSE:
+        raise ConfigError(f"{geometry.name} runs without a model; --attention is for builtin")
     get_codec(codec)  # an unknown one is refused before anything is written
     policy = get_pruning(prune)
     if synthetic and policy is not None and policy.needs_predictions:
@@ -148,6 +165,7 @@ def rollout(
         retrieve=retrieve,
         pruning=prune,
         on_miss=on_miss.value,
+        attention=attention.value,
         read_limit=read_limit,
         write_limit=write_limit,
         chunk_time=geometry.compute_seconds if synthetic and chunk_time is None else chunk_time,

@@ -14,10 +14,13 @@ from typing import Any
 import psutil
 import torch
 
+from worldpager.errors import ConfigError
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec, Poses
 from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
 from worldpager.pager.policies import WriteBack
 from worldpager.prefetch.planner import PATH_AHEAD
+
+ATTENTION = ("dense", "sparse", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,17 @@ class RolloutConfig:
     known_ahead: int = max(PATH_AHEAD)
     prefetch: bool = True
     write_back: WriteBack = field(default_factory=WriteBack)
+    attention: str = "dense"
+    """``dense``; ``sparse``: to chosen frames only; ``int4``: retrieved blocks read undecoded."""
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTION:
+            raise ConfigError(f"no attention {self.attention!r}; known are {', '.join(ATTENTION)}")
+        if self.attention == "int4" and self.codec not in ("int4", "int3"):
+            raise ConfigError(
+                f"attention 'int4' reads stored blocks of int4 or int3, not {self.codec}; choose "
+                "one of these codecs or another attention"
+            )
 
     def memory(self) -> MemoryConfig:
         """The part that the memory needs."""

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from worldpager.errors import ConfigError
+from worldpager.model_adapter.attention.segments import PagedWindow
 from worldpager.quant.codec import BlockShape
 from worldpager.quant.pruning import CleanPredictions
 from worldpager.quant.rope import RopeLayout, Wall
@@ -173,4 +174,16 @@ class FrontendCache(Protocol):
     def rebase(self, frames: int) -> None:
         """From now on lower every position by another ``frames``: of the recent chunks already in
         the cache (the sink keeps its own) and of all chunks to come.
+        """
+
+
+@runtime_checkable
+class PagedCache(FrontendCache, Protocol):
+    """A cache whose model attends to stored blocks themselves. Offering :meth:`attach` is the
+    choice: ``open`` and ``slot`` are not called then, and nothing is decoded.
+    """
+
+    def attach(self, window: PagedWindow) -> None:
+        """Lay the cache out as ``[sink | recent]`` and let the model attend to ``window`` as well,
+        until the next boundary and no longer. Called where ``open`` would be.
         """

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from worldpager.errors import CodecError
+from worldpager.model_adapter.attention.segments import PagedWindow, StoredKV
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
 from worldpager.model_adapter.pruning import Select
 from worldpager.quant.block import BlockLabel, decode_block, kept_tokens, verify_block, write_block
@@ -126,6 +127,27 @@ class StoredImage:
                     cache.shift(rows, move)
             k.copy_(wide)
 
+    def undecoded(self, moves: Sequence[float], pairs: int | None = None) -> tuple[StoredKV, ...]:
+        """Every layer's block as attention can read it; ``moves``, ``pairs``: as in :meth:`decode`.
+
+        Raises :class:`CodecError` for codecs that cannot be read so, keys that have no rotation,
+        and frames of one chunk moved apart.
+        """
+        rope, move = self._spec.rope, moves[0]
+        if len(moves) > 1:
+            raise CodecError(
+                "frames of one chunk that move apart cannot be attended to as stored; choose "
+                "positions that move whole chunks, or decode windows"
+            )
+        if rope is None and move:
+            raise CodecError("stored keys without a rope layout cannot be moved; decode windows")
+        rotation = rope.temporal_rotation(move, pairs) if rope is not None else None
+        blocks = (self._image[self._layout.extent(layer)] for layer in range(len(self._headers)))
+        return tuple(
+            StoredKV(block, header, rotation)
+            for block, header in zip(blocks, self._headers, strict=True)
+        )
+
     def _decode_block(
         self,
         layer: int,
@@ -147,6 +169,13 @@ class StoredImage:
         decode_block(block, header, k_flat, v_flat, rotation)
         for out, flat in ((k, k_flat), (v, v_flat)):
             out.copy_(flat.view(tokens, batch, heads, head_dim).transpose(0, 1))
+
+
+def paged_window(
+    images: Sequence[StoredImage], moves: Sequence[Sequence[float]], pairs: int | None
+) -> PagedWindow:
+    """The window of ``images``, in time order, keys moved as in :meth:`StoredImage.undecoded`."""
+    return PagedWindow([i.undecoded(m, pairs) for i, m in zip(images, moves, strict=True)])
 
 
 def warm_up(codec: Codec, spec: KVSpec) -> None:

@@ -17,11 +17,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from worldpager.errors import ConfigError, DamagedBlockError, NonFiniteError, WorldPagerError
-from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
+from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache
 from worldpager.model_adapter.images import (
     ChunkImage,
     StoredImage,
     milliseconds_since,
+    paged_window,
     warm_up,
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
@@ -401,8 +402,11 @@ class WorldMemory:
         pieces = [_piece(image.record, ranking) for image in images]
         placed = self._positions.place(step.start_frame, self._base, pieces)
         tokens = [image.tokens for image in images]
-        cache.open(tokens)
         report.active_tokens, report.dense_tokens = self._pruning.account(step, tokens)
+        if isinstance(cache, PagedCache):
+            cache.attach(paged_window(images, placed, self._positions.pairs))
+            return
+        cache.open(tokens)
         began = time.perf_counter()
         for slot, (image, moves) in enumerate(zip(images, placed, strict=True)):
             image.decode(cache, slot, moves, self._positions.pairs)

@@ -22,11 +22,14 @@ from worldpager.model_adapter.driving import (
 from worldpager.model_adapter.frontend import KVSpec, Poses
 from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.pruning import CleanProbe
-from worldpager.model_adapter.ring_cache import RingCache
+from worldpager.model_adapter.ring_cache import PagedRingCache, RingCache
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.quant.rope import RopeLayout
 
 __all__ = ["ChunkMetrics", "RolloutConfig", "builtin_spec", "run_rollout", "weights_identity"]
+
+SPARSE_MASS = 0.9
+"""Share of attention that ``sparse`` keeps at least."""
 
 
 def builtin_spec(config: ModelConfig, retrieve: int, model: str) -> KVSpec:
@@ -55,11 +58,16 @@ class MemoryHook:
     """Calls ``boundary`` before each chunk of a pipeline: what a frontend's glue does."""
 
     def __init__(
-        self, memory: WorldMemory, path: Poses, known_ahead: int = max(PATH_AHEAD)
+        self,
+        memory: WorldMemory,
+        path: Poses,
+        known_ahead: int = max(PATH_AHEAD),
+        cache: type[RingCache] = RingCache,
     ) -> None:
         self._memory = memory
         self._path = path
         self._ahead = known_ahead
+        self._cache = cache
 
     def __call__(self, chunk: int, pipeline: RolloutPipeline) -> None:
         spec = self._memory.spec
@@ -67,7 +75,7 @@ class MemoryHook:
         def lower(frames: int) -> None:
             pipeline.base += frames
 
-        cache = RingCache(pipeline.kv_cache, spec, lower)
+        cache = self._cache(pipeline.kv_cache, spec, lower)
         step = path_step(spec, self._path, chunk, self._ahead)
         if pipeline.probe is not None:
             step = replace(step, predictions=pipeline.probe.take())
@@ -81,6 +89,8 @@ def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
     """
     model = load_model()
     spec = builtin_spec(model.config, config.retrieve, weights_identity())
+    model.set_sparse(SPARSE_MASS if config.attention == "sparse" else None)
+    cache = PagedRingCache if config.attention == "int4" else RingCache
     frames = torch.empty(0)
 
     def generate(chunk: int) -> None:
@@ -96,7 +106,7 @@ def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
             model,
             config.seed,
             retrieve_chunks=config.retrieve,
-            before_chunk=MemoryHook(memory, config.path, config.known_ahead),
+            before_chunk=MemoryHook(memory, config.path, config.known_ahead, cache),
             probe=CleanProbe(cell=(model.config.patch, model.config.patch)),
         )
         for metrics in run_chunks(memory, config, generate):
