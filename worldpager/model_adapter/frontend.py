@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from worldpager.errors import ConfigError
+from worldpager.prefetch.keys import Vector
 from worldpager.quant.codec import BlockShape
 from worldpager.quant.rope import RopeLayout
 
@@ -96,6 +97,10 @@ class ChunkStep:
     ``poses_ahead``: the same for the chunks that follow, as far as their control input is known;
     empty in a live session, where they are extrapolated. ``finished_poses``: those of the finished
     chunk, needed only where this process did not see it begin (a rollout that was taken up again).
+    ``control``: keys and mouse, for models that have no camera: see :mod:`prefetch.controls`.
+    ``query``: mean query of layer 0 for this chunk, normed but not rotated, float32 ``[heads *
+    head_dim]``, for policies that look at keys; ``queries_ahead``: the same for the chunks that
+    follow, as far as they can be told.
     """
 
     chunk: int
@@ -105,6 +110,8 @@ class ChunkStep:
     poses_ahead: Sequence[Poses] | Poses = ()
     finished_poses: Poses | None = None
     control: Mapping[str, Any] = field(default_factory=dict)
+    query: Vector | None = None
+    queries_ahead: Sequence[Vector] = ()
 
 
 class FrontendCache(Protocol):

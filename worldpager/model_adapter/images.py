@@ -9,6 +9,7 @@ import torch
 
 from worldpager.errors import CodecError
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
+from worldpager.model_adapter.units import FinishedPage
 from worldpager.quant.block import BlockLabel, decode_block, read_header, write_block
 from worldpager.quant.codec import BlockShape, Bytes, Codec
 from worldpager.quant.rope import TemporalRotation
@@ -27,15 +28,20 @@ def _fold(x: torch.Tensor) -> torch.Tensor:
 class ChunkImage:
     """A finished chunk of a frontend's cache, ready to be written into an extent."""
 
-    def __init__(self, cache: FrontendCache, codec: Codec) -> None:
-        """``cache``: its finished chunk is looked at now and copied in :meth:`write`."""
+    def __init__(
+        self, cache: FrontendCache | FinishedPage, codec: Codec, *, annex: bytes = b""
+    ) -> None:
+        """``cache``: its finished chunk is looked at now and copied in :meth:`write`. ``annex``:
+        stored with it.
+        """
+        self._annex = annex
         self._codec = codec
         self._kv: list[KV] = []
         for layer in range(cache.spec.layers):
             k, v = cache.read(layer)
             self._kv.append((_fold(k), _fold(v)))
         shapes = [BlockShape(*k.shape) for k, _ in self._kv]
-        self.layout = ShardLayout.for_chunk(codec, shapes)
+        self.layout = ShardLayout.for_chunk(codec, shapes, annex=len(annex))
 
     def write(self, image: Bytes, record: ChunkRecord) -> None:
         """Encode every layer into ``image`` (``layout.nbytes``) and seal it with ``record``."""
@@ -50,7 +56,7 @@ class ChunkImage:
                 identity=record.identity,
             )
             write_block(image[self.layout.extent(layer)], self._codec, label, k, v)
-        write_tail(image, self.layout, record)
+        write_tail(image, self.layout, record, self._annex)
 
 
 class StoredImage:

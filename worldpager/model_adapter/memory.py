@@ -12,12 +12,13 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import numpy.typing as npt
+
 from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
-from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
+from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, Poses
 from worldpager.model_adapter.images import (
     ChunkImage,
     StoredImage,
@@ -25,10 +26,12 @@ from worldpager.model_adapter.images import (
     warm_up,
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
+from worldpager.model_adapter.recollection import Recollection
 from worldpager.model_adapter.status import Occupancy, Status, occupancy_of, status_of
+from worldpager.model_adapter.units import FinishedPage, unit_spec
 from worldpager.model_adapter.window import positions
 from worldpager.pager.core import Core
-from worldpager.pager.eviction import Nearness, get_eviction
+from worldpager.pager.eviction import get_eviction
 from worldpager.pager.policies import Pressure, WriteBack
 from worldpager.pager.runtime import Window
 from worldpager.pager.session import Session
@@ -37,8 +40,6 @@ from worldpager.pager.workers import READERS
 from worldpager.prefetch.fallback import get_fallback
 from worldpager.prefetch.poses import place_of
 from worldpager.prefetch.prefetcher import Prefetcher
-from worldpager.prefetch.retrieval import get_policy
-from worldpager.prefetch.retriever import Retriever
 from worldpager.quant.codec import Bytes, get_codec
 from worldpager.quant.shard import ChunkRecord
 from worldpager.tiers.io_backend import IOBackend
@@ -57,6 +58,8 @@ class MemoryConfig:
     ``retrieval``, ``eviction``, ``on_miss``, ``positions``: policies by name. ``pressure``: what a
     commit does when writes cannot keep up, ``block`` or ``drop``. ``write_back``: when dirty chunks
     are written. ``prefetch``: without it nothing is loaded ahead, to compare with.
+    ``retrieval`` may carry options, ``fov:horizontal=75``. ``page_frames``: retrieve by pages of so
+    many frames, ``None`` for whole chunks; ids are then of pages, ``chunk * pages + page``.
     """
 
     store: Path
@@ -67,6 +70,7 @@ class MemoryConfig:
     eviction: str = "redundant"
     on_miss: str = "stale"
     positions: str = "moving"
+    page_frames: int | None = None
     pressure: Pressure = "block"
     write_back: WriteBack = field(default_factory=WriteBack)
     prefetch: bool = True
@@ -81,11 +85,15 @@ class BoundaryReport:
     """What one boundary did: chunk ids in time order, times in milliseconds on the model thread.
 
     ``stall_ms``: waited for data or for room; ``encode_ms`` and ``decode_ms``: codec work;
-    ``boundary_ms``: all of it.
+    ``boundary_ms``: all of it. ``wanted``: what retrieval chose, ``preferred``: what it preferred
+    for being in the DRAM pool, ``epoch``: of the prompt; a choice depends on these and the step.
     """
 
     chunk: int
     retrieved: tuple[int, ...] = ()
+    wanted: tuple[int, ...] = ()
+    preferred: tuple[int, ...] = ()
+    epoch: int = 0
     hits: Counter[str] = field(default_factory=Counter)
     stale: bool = False
     stale_reason: str = ""
@@ -110,19 +118,23 @@ class WorldMemory:
         self.rejected: Counter[str] = Counter()
         """Chunks that were not stored at all, by reason."""
         self.last = BoundaryReport(-1)
+        self._unit = unit_spec(spec, config.page_frames)
         self._codec = get_codec(config.codec)
         for codec in (self._codec, get_codec(SINK_CODEC)):
             warm_up(codec, spec)
-        self._policy = get_policy(config.retrieval)
+        self._recollection = Recollection(
+            config.retrieval, spec, self._unit, rank_all=config.on_miss == "nearest"
+        )
         self._positions = positions(config.positions, spec)
-        self._retrievers: dict[int, Retriever] = {}  # by stream
+        self._unit_positions = positions(config.positions, self._unit)
         self._told: set[str] = set()  # reasons of loss that were warned about
         self._base = 0  # frames by which the frontend's positions are lowered
         self._step: ChunkStep | None = None  # the chunk being generated
+        self._before: Poses | None = None  # of the chunk before that
         self._stale: Counter[str] = Counter()
         core = Core(
-            pool_bytes(config.dram, self._codec, get_codec(SINK_CODEC), spec),
-            eviction=get_eviction(config.eviction, _nearness_of(self._retrievers)),
+            pool_bytes(config.dram, self._codec, get_codec(SINK_CODEC), self._unit),
+            eviction=get_eviction(config.eviction, self._recollection.nearness),
             fallback=get_fallback(config.on_miss),
             pressure=config.pressure,
             write_back=config.write_back,
@@ -131,14 +143,16 @@ class WorldMemory:
         self._rollouts = latest_rollout(config.store, io)
         self._session = Session(
             config.store,
-            store_spec(spec, config.session, self._rollouts, self._codec, self._positions.name),
+            store_spec(
+                self._unit, config.session, self._rollouts, self._codec, self._positions.name
+            ),
             core,
             disk_cap=config.disk,
             read_limit=config.read_limit,
             write_limit=config.write_limit,
             io=io,
         )
-        self._retriever = self._adopt()
+        self._adopt()
         self._prefetcher = Prefetcher()
         weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
 
@@ -157,18 +171,44 @@ class WorldMemory:
         if step.finished is None:
             self._start_over()
             rise = 0
+            step = self._recollection.walked(step)
         else:
+            step = self._recollection.walked(step)
             self._take(step, cache, report)
+        self._recollection.turn_page()
         window = self._choose(step, report)
         if rise:
             cache.rebase(rise)
             self._base += rise
         self._fill(step, cache, window, report)
-        self._prefetch(step)
+        self._before = self._step.poses if self._step else None
+        self._prefetch(step, self._before)
         self._step = step
         report.boundary_ms = milliseconds_since(began)
         self.last = report
         return report.retrieved
+
+    def switch_prompt(self, embedding: npt.ArrayLike | None = None) -> int:
+        """Another prompt holds from the next chunk on; the number of its epoch.
+
+        ``embedding``: of the prompt, ``[tokens, dim]`` or ``[dim]``, for policies that compare
+        prompts. Everything made under the old prompt stays archived under it, the chunk now being
+        generated included; its sink and recent chunks stay in the window. The next boundary
+        installs what the policy chooses for the new prompt, and loading of what it probably will be
+        begins at once. Before the first chunk this only says what the first prompt is. Raises
+        :class:`ConfigError` for an embedding that is not finite or 0.
+        """
+        found = self._session.rollout.found
+        begun = self._step is not None or len(found) > 0
+        epoch = self._recollection.switch_prompt(embedding, begun=begun)
+        if self._step is not None:
+            self._prefetch(self._step, self._before)
+        return epoch
+
+    @property
+    def wants_query(self) -> bool:
+        """Whether the policy looks at keys, so that steps should carry ``query``."""
+        return self._recollection.wants_query
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every finished chunk is durable; raises as :meth:`Pager.flush`."""
@@ -221,72 +261,68 @@ class WorldMemory:
                 f"chunk {step.chunk} says that chunk {step.finished} was finished, but the last "
                 f"one begun was {before.chunk}; call boundary() once for every chunk, in order"
             )
-        if step.poses is None and self._retriever.needs_poses:
-            raise ConfigError(
-                f"retrieval by {self._policy.name!r} needs the poses of chunk {step.chunk}; "
-                "give them or choose retrieval='recent'"
-            )
+        self._recollection.check(step)
 
     def _start_over(self) -> None:
         """A new rollout begins: nothing of an earlier one may be retrieved."""
-        if self._step is not None or len(self._retriever.index) > 0:
+        if self._step is not None or len(self._recollection.retriever.index) > 0:
             self._rollouts += 1
             self._session.begin_rollout(rollout_name(self._rollouts))
-            self._retriever = self._adopt()
+            self._adopt()
         self._base = 0
         self._step = None
 
-    def _adopt(self) -> Retriever:
-        """The retriever of the current rollout, knowing what was found on disk."""
-        retriever = Retriever(
-            self._policy,
-            k=self.spec.retrieve_chunks,
-            sink=self.spec.sink_chunks,
-            recent=self.spec.recent_chunks,
-            rank_all=self.config.on_miss == "nearest",
-        )
-        for record in self._session.rollout.found:
-            retriever.note(record.chunk, record.place)
-        self._retrievers[self._session.rollout.stream] = retriever
-        return retriever
+    def _adopt(self) -> None:
+        """Know what of the current rollout was found on disk."""
+        rollout, pager = self._session.rollout, self._session.pager
+        self._recollection.begin(rollout, lambda: pager.resident(rollout.stream))
 
     def _take(self, step: ChunkStep, cache: FrontendCache, report: BoundaryReport) -> None:
-        """Commit the finished chunk."""
+        """Commit the finished chunk, page by page where retrieval is by page."""
         assert step.finished is not None
-        rollout, began = self._session.rollout, time.perf_counter()
-        codec = self._codec if step.finished >= self.spec.sink_chunks else get_codec(SINK_CODEC)
-        image = ChunkImage(cache, codec)
-        record = self._record(step, step.finished)
-
-        def fill(extent: Bytes, generation: int) -> None:
-            image.write(extent, replace(record, generation=generation))
-
-        try:
-            waited = self._session.pager.commit(
-                rollout.stream, step.finished, image.layout.nbytes, fill
-            )
-        except NonFiniteError as error:
-            self.rejected["non-finite"] += 1
-            log.warning("chunk %d is not stored: %s", step.finished, error)
-            return
-        self._retriever.note(record.chunk, record.place)
+        began, waited = time.perf_counter(), 0.0
+        pages = self._recollection.pages
+        for page in range(pages):
+            part = cache if pages == 1 else FinishedPage(cache, self._unit, page)
+            waited += self._commit(part, self._record(step, step.finished, page))
         report.stall_ms += waited * 1e3
         report.encode_ms = milliseconds_since(began) - waited * 1e3
 
-    def _record(self, step: ChunkStep, chunk: int) -> ChunkRecord:
-        """What the finished chunk is."""
+    def _commit(self, part: FrontendCache | FinishedPage, record: ChunkRecord) -> float:
+        """Store one unit; the seconds waited for room."""
+        codec = self._codec if record.chunk >= self._unit.sink_chunks else get_codec(SINK_CODEC)
+        try:
+            annex = self._recollection.annex(part.read(0)[0], record.position)
+            image = ChunkImage(part, codec, annex=annex.pack())
+
+            def fill(extent: Bytes, generation: int) -> None:
+                image.write(extent, replace(record, generation=generation))
+
+            stream = self._session.rollout.stream
+            waited = self._session.pager.commit(stream, record.chunk, image.layout.nbytes, fill)
+        except NonFiniteError as error:
+            self.rejected["non-finite"] += 1
+            log.warning("chunk %d is not stored: %s", record.chunk, error)
+            return 0.0
+        self._recollection.note(record, annex)
+        return waited
+
+    def _record(self, step: ChunkStep, chunk: int, page: int) -> ChunkRecord:
+        """What a page of the finished chunk is; each has the place of the whole chunk."""
         before, frames = self._step, self.spec.frames_per_chunk
         start = step.start_frame - frames if before is None else before.start_frame
+        start += page * self._unit.frames_per_chunk
         poses = step.finished_poses if before is None else before.poses
         record = ChunkRecord(
-            chunk=chunk,
+            chunk=chunk * self._recollection.pages + page,
             generation=0,
             layers=self.spec.layers,
-            frames=frames,
+            frames=self._unit.frames_per_chunk,
             start_frame=start,
             position=float(start - self._base),
             created=time.time(),
             identity=self._session.rollout.identity,
+            epoch=self._recollection.epoch,
         )
         return record if poses is None else replace(record, place=tuple(place_of(poses)))
 
@@ -298,8 +334,10 @@ class WorldMemory:
             if reason not in self._told:  # each further one is counted in stats.dropped
                 log.warning("chunk %d is lost (%s); it will not be retrieved", chunk, reason)
                 self._told.add(reason)
-            self._retriever.forget(chunk)
-        wanted, ranking = self._retriever.choose(step.chunk, step.poses)
+            self._recollection.retriever.forget(chunk)
+        wanted, ranking = self._recollection.choose(step)
+        report.wanted, report.epoch = wanted, self._recollection.epoch
+        report.preferred = self._recollection.retriever.preferred
         window = pager.acquire(stream, step.chunk, wanted, ranking)
         report.stall_ms += window.waited * 1e3
         report.stale, report.stale_reason = window.stale, window.reason
@@ -314,41 +352,22 @@ class WorldMemory:
         self, step: ChunkStep, cache: FrontendCache, window: Window, report: BoundaryReport
     ) -> None:
         """Lay the window out and decode the retrieved chunks into it."""
-        images = [StoredImage(chunk.image, self.spec) for chunk in window.chunks]
+        images = [StoredImage(chunk.image, self._unit) for chunk in window.chunks]
         stored = [image.record.position for image in images]
-        placed = self._positions.place(step.start_frame, self._base, stored)
+        placed = self._unit_positions.place(step.start_frame, self._base, stored)
         cache.open([image.tokens for image in images])
         began = time.perf_counter()
         for slot, (image, position) in enumerate(zip(images, placed, strict=True)):
             image.decode(cache, slot, position - image.record.position)
         report.decode_ms = milliseconds_since(began)
 
-    def _prefetch(self, step: ChunkStep) -> None:
+    def _prefetch(self, step: ChunkStep, previous: Poses | None) -> None:
         """Have the next chunks' memory loaded while this one is computed."""
         if not self.config.prefetch:
             return
-        pager, stream, retriever = (
-            self._session.pager,
-            self._session.rollout.stream,
-            self._retriever,
-        )
-        previous = self._step.poses if self._step else None
-
-        def plan() -> None:
-            chunks = retriever.plan(step.chunk, step.poses, previous, step.poses_ahead)
-            pager.ahead(stream, chunks)
-
-        self._prefetcher.submit(plan)
-
-
-def _nearness_of(retrievers: dict[int, Retriever]) -> Callable[[int], Nearness | None]:
-    """What eviction asks about each stream. Knows no memory, so that one can be dropped."""
-
-    def nearness(stream: int) -> Nearness | None:
-        retriever = retrievers.get(stream)
-        return retriever.index if retriever is not None and len(retriever.index) else None
-
-    return nearness
+        pager, stream = self._session.pager, self._session.rollout.stream
+        plan = self._recollection.plan(step, previous)
+        self._prefetcher.submit(lambda: pager.ahead(stream, plan()))
 
 
 def _close_dropped(prefetcher: Prefetcher, session: Session) -> None:

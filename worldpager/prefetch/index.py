@@ -162,11 +162,14 @@ class PlaceIndex:
                 column[row : end - 1] = column[row + 1 : end].copy()
             self._rows = rows._replace(used=end - 1)
 
-    def set_prompt(self, epoch: int, prompt: npt.ArrayLike) -> None:
-        """Note the embedding of an epoch's prompt `[dim]`; kept as a unit vector.
+    def set_prompt(self, epoch: int, prompt: npt.ArrayLike | None) -> None:
+        """Note the embedding of an epoch's prompt `[dim]`, kept as a unit vector; None for none.
 
         Raises :class:`ConfigError` for one that is not finite or has no direction.
         """
+        if prompt is None:
+            self._prompts = {e: unit for e, unit in self._prompts.items() if e != epoch}
+            return
         given = np.asarray(prompt, dtype=np.float32)
         norm = float(np.linalg.norm(given)) if given.ndim == 1 else 0.0
         if not np.isfinite(norm) or norm == 0:
