@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from worldpager.errors import ConfigError
 from worldpager.prefetch.distance import combine, separations
-from worldpager.prefetch.keys import SKETCH, KeyRows, StoredRow, Vector, sketch_of
+from worldpager.prefetch.keys import SKETCH, KeyRows, StoredRow, Vector, no_rows, sketch_of
 from worldpager.prefetch.poses import PLACE, Floats
 
 Ids = npt.NDArray[np.int64]
@@ -72,11 +72,7 @@ class _Rows(NamedTuple):
 
     def with_keys(self, width: int) -> _Rows:
         """The same with columns for keys, which no row has yet."""
-        capacity, wide = len(self.ids), width if width > SKETCH else 0
-        sketch = np.full((capacity, min(width, SKETCH)), np.nan, dtype=np.float32)
-        values = np.zeros((capacity, wide), dtype=np.int16)
-        scales = np.zeros(capacity, dtype=np.float32)
-        return self._replace(columns=(*self.columns, sketch, values, scales))
+        return self._replace(columns=(*self.columns, *no_rows(len(self.ids), width)))
 
     @property
     def width(self) -> int:
