@@ -207,6 +207,7 @@ class Recording:
             "codec": config.codec,
             "retrieve": config.retrieve,
             "retrieval": config.retrieval,
+            "page_frames": config.page_frames,
             "eviction": config.eviction,
             "known_ahead": config.known_ahead,
             "prefetch": config.prefetch,

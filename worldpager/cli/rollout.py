@@ -81,6 +81,18 @@ def rollout(
     retrieve: Annotated[
         int, typer.Option(help="Chunks brought back for each window; 0 switches memory off.")
     ] = 3,
+    retrieval: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE,...]",
+            help="Which chunks: camera, fov, action, query, bound, attention, prompt, hybrid, "
+            "recent or none; e.g. fov:horizontal=75,far=12 or hybrid:camera=1,query=0.5.",
+        ),
+    ] = "camera",
+    page_frames: Annotated[
+        int | None,
+        typer.Option(help="Retrieve by pages of so many latent frames, not by whole chunks."),
+    ] = None,
     on_miss: Annotated[
         OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
     ] = OnMiss.STALE,
@@ -123,6 +135,7 @@ def rollout(
     if retrieve < 0:
         raise ConfigError(f"--retrieve cannot be {retrieve}; 0 switches memory off")
     get_codec(codec)  # an unknown one is refused before anything is written
+    _check_retrieval(retrieval, synthetic)
     config = RolloutConfig(
         chunks=length,
         path=make_path(path, length, geometry.frames_per_chunk, seed),
@@ -131,6 +144,8 @@ def rollout(
         disk_bytes=disk,
         codec=codec,
         retrieve=retrieve,
+        retrieval=retrieval,
+        page_frames=page_frames,
         on_miss=on_miss.value,
         read_limit=read_limit,
         write_limit=write_limit,
@@ -150,6 +165,21 @@ def rollout(
         _show(summary, out)
     if summary.status == "interrupted":
         raise KeyboardInterrupt
+
+
+def _check_retrieval(retrieval: str, synthetic: bool) -> None:
+    """Refuse, before anything is written, a policy that a rollout cannot feed."""
+    from worldpager.prefetch.geometric import ActionDistance
+    from worldpager.prefetch.ranking import needs_query
+    from worldpager.prefetch.retrieval import get_policy
+
+    policy = get_policy(retrieval)
+    if isinstance(policy, ActionDistance):
+        raise ConfigError(
+            "--retrieval action is for models driven by keys; here paths are of poses"
+        )
+    if synthetic and needs_query(policy):
+        raise ConfigError(f"--retrieval {policy.name} needs a model's queries; use --model builtin")
 
 
 def _default_pool(geometry: ModelGeometry, codec: str) -> int:

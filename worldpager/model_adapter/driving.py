@@ -44,6 +44,7 @@ class RolloutConfig:
     chunk_time: float | None = None
     seed: int = 0
     positions: str = "moving"
+    page_frames: int | None = None
     known_ahead: int = max(PATH_AHEAD)
     prefetch: bool = True
     write_back: WriteBack = field(default_factory=WriteBack)
@@ -59,6 +60,7 @@ class RolloutConfig:
             eviction=self.eviction,
             on_miss=self.on_miss,
             positions=self.positions,
+            page_frames=self.page_frames,
             read_limit=self.read_limit,
             write_limit=self.write_limit,
             prefetch=self.prefetch,
@@ -94,6 +96,12 @@ class ChunkMetrics:
     stale: bool
     stale_reason: str
     retrieved: list[int]
+    wanted: list[int]
+    """What retrieval chose; ``retrieved`` differs where the window is stale."""
+    preferred: list[int]
+    """What it preferred for being in the DRAM pool."""
+    epoch: int
+    """Of the prompt that the chunk is made under."""
     hits: dict[str, int]
     resident_bytes: int
     dirty_bytes: int
@@ -156,6 +164,9 @@ def _metrics(memory: WorldMemory, wall_ms: float, model_ms: float, rss: int) -> 
         stale=report.stale,
         stale_reason=report.stale_reason,
         retrieved=list(report.retrieved),
+        wanted=list(report.wanted),
+        preferred=list(report.preferred),
+        epoch=report.epoch,
         hits={name: report.hits[name] for name in stats.hits},
         resident_bytes=occupancy.resident,
         dirty_bytes=occupancy.dirty,

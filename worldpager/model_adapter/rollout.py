@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -11,6 +12,7 @@ import xxhash
 
 from worldpager.model_adapter.builtin import RolloutPipeline, load_model
 from worldpager.model_adapter.builtin.model import WEIGHTS, ModelConfig
+from worldpager.model_adapter.builtin.queries import chunk_query
 from worldpager.model_adapter.driving import (
     ChunkMetrics,
     RolloutConfig,
@@ -23,6 +25,9 @@ from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.quant.rope import RopeLayout
+
+_ASK_AHEAD = 2
+"""Chunks ahead whose queries are worth computing: as far as loads are planned."""
 
 __all__ = ["ChunkMetrics", "RolloutConfig", "builtin_spec", "run_rollout", "weights_identity"]
 
@@ -66,7 +71,14 @@ class MemoryHook:
             pipeline.base += frames
 
         cache = RingCache(pipeline.kv_cache, spec, lower)
-        self._memory.boundary(path_step(spec, self._path, chunk, self._ahead), cache)
+        step = path_step(spec, self._path, chunk, self._ahead)
+        if self._memory.wants_query:
+            asked = [
+                chunk_query(pipeline, chunk + ahead, poses)
+                for ahead, poses in enumerate([self._path[chunk], *step.poses_ahead[:_ASK_AHEAD]])
+            ]
+            step = replace(step, query=asked[0], queries_ahead=asked[1:])
+        self._memory.boundary(step, cache)
 
 
 def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
