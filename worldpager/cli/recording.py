@@ -208,6 +208,7 @@ class Recording:
             "retrieve": config.retrieve,
             "retrieval": config.retrieval,
             "pruning": config.pruning,
+            "page_frames": config.page_frames,
             "eviction": config.eviction,
             "known_ahead": config.known_ahead,
             "prefetch": config.prefetch,

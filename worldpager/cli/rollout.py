@@ -97,6 +97,18 @@ def rollout(
             "docs/pruning.md lists them.",
         ),
     ] = "none",
+    retrieval: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE,...]",
+            help="Which chunks: camera, fov, action, query, bound, attention, prompt, hybrid, "
+            "recent or none; e.g. fov:horizontal=75,far=12 or hybrid:camera=1,query=0.5.",
+        ),
+    ] = "camera",
+    page_frames: Annotated[
+        int | None,
+        typer.Option(help="Retrieve by pages of so many latent frames, not by whole chunks."),
+    ] = None,
     on_miss: Annotated[
         OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
     ] = OnMiss.STALE,
@@ -155,6 +167,7 @@ def rollout(
             f"--prune {prune} scores what a sampler predicts, and a synthetic frontend samples "
             "nothing; choose another policy or the built-in model"
         )
+    _check_retrieval(retrieval, synthetic)
     config = RolloutConfig(
         chunks=length,
         path=make_path(path, length, geometry.frames_per_chunk, seed),
@@ -164,6 +177,8 @@ def rollout(
         codec=codec,
         retrieve=retrieve,
         pruning=prune,
+        retrieval=retrieval,
+        page_frames=page_frames,
         on_miss=on_miss.value,
         attention=attention.value,
         read_limit=read_limit,
@@ -186,9 +201,24 @@ def rollout(
         raise KeyboardInterrupt
 
 
+def _check_retrieval(retrieval: str, synthetic: bool) -> None:
+    """Refuse, before anything is written, a policy that a rollout cannot feed."""
+    from worldpager.prefetch.geometric import ActionDistance
+    from worldpager.prefetch.ranking import needs_query
+    from worldpager.prefetch.retrieval import get_policy
+
+    policy = get_policy(retrieval)
+    if isinstance(policy, ActionDistance):
+        raise ConfigError(
+            "--retrieval action is for models driven by keys; here paths are of poses"
+        )
+    if synthetic and needs_query(policy):
+        raise ConfigError(f"--retrieval {policy.name} needs a model's queries; use --model builtin")
+
+
 def _default_pool(geometry: ModelGeometry, codec: str) -> int:
     """Some 27 chunks."""
-    from worldpager.model_adapter.memory import SINK_CODEC
+    from worldpager.model_adapter.config import SINK_CODEC
     from worldpager.quant.codec import get_codec
     from worldpager.sim.closed_form import chunk_bytes
 

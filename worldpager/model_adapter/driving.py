@@ -15,8 +15,9 @@ import psutil
 import torch
 
 from worldpager.errors import ConfigError
+from worldpager.model_adapter.config import MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec, Poses
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
+from worldpager.model_adapter.memory import WorldMemory
 from worldpager.pager.policies import WriteBack
 from worldpager.prefetch.planner import PATH_AHEAD
 
@@ -48,6 +49,7 @@ class RolloutConfig:
     seed: int = 0
     positions: str = "moving"
     pruning: str = "none"
+    page_frames: int | None = None
     known_ahead: int = max(PATH_AHEAD)
     prefetch: bool = True
     write_back: WriteBack = field(default_factory=WriteBack)
@@ -75,6 +77,7 @@ class RolloutConfig:
             on_miss=self.on_miss,
             positions=self.positions,
             pruning=self.pruning,
+            page_frames=self.page_frames,
             read_limit=self.read_limit,
             write_limit=self.write_limit,
             prefetch=self.prefetch,
@@ -110,6 +113,12 @@ class ChunkMetrics:
     stale: bool
     stale_reason: str
     retrieved: list[int]
+    wanted: list[int]
+    """What retrieval chose; ``retrieved`` differs where the window is stale."""
+    preferred: list[int]
+    """What it preferred for being in the DRAM pool."""
+    epoch: int
+    """Of the prompt that the chunk is made under."""
     hits: dict[str, int]
     resident_bytes: int
     dirty_bytes: int
@@ -179,6 +188,9 @@ def _metrics(memory: WorldMemory, wall_ms: float, model_ms: float, rss: int) -> 
         stale=report.stale,
         stale_reason=report.stale_reason,
         retrieved=list(report.retrieved),
+        wanted=list(report.wanted),
+        preferred=list(report.preferred),
+        epoch=report.epoch,
         hits={name: report.hits[name] for name in stats.hits},
         resident_bytes=occupancy.resident,
         dirty_bytes=occupancy.dirty,

@@ -18,6 +18,7 @@ import torch
 
 from worldpager.errors import ConfigError
 from worldpager.model_adapter.attention.segments import PagedWindow
+from worldpager.prefetch.keys import Vector
 from worldpager.quant.codec import BlockShape
 from worldpager.quant.pruning import CleanPredictions
 from worldpager.quant.rope import RopeLayout, Wall
@@ -133,6 +134,10 @@ class ChunkStep:
     chunk, needed only where this process did not see it begin (a rollout that was taken up again).
     ``predictions``: what the sampler held to be the finished chunk's clean latents, for pruning
     that scores by them.
+    ``control``: keys and mouse, for models that have no camera: see :mod:`prefetch.controls`.
+    ``query``: mean query of layer 0 for this chunk, normed but not rotated, float32 ``[heads *
+    head_dim]``, for policies that look at keys; ``queries_ahead``: the same for the chunks that
+    follow, as far as they can be told.
     """
 
     chunk: int
@@ -143,6 +148,8 @@ class ChunkStep:
     finished_poses: Poses | None = None
     predictions: CleanPredictions | None = None
     control: Mapping[str, Any] = field(default_factory=dict)
+    query: Vector | None = None
+    queries_ahead: Sequence[Vector] = ()
 
 
 class FrontendCache(Protocol):

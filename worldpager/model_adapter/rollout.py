@@ -12,6 +12,7 @@ import xxhash
 
 from worldpager.model_adapter.builtin import RolloutPipeline, load_model
 from worldpager.model_adapter.builtin.model import WEIGHTS, ModelConfig
+from worldpager.model_adapter.builtin.queries import chunk_query
 from worldpager.model_adapter.driving import (
     ChunkMetrics,
     RolloutConfig,
@@ -25,6 +26,9 @@ from worldpager.model_adapter.pruning import CleanProbe
 from worldpager.model_adapter.ring_cache import PagedRingCache, RingCache
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.quant.rope import RopeLayout
+
+_ASK_AHEAD = 2
+"""Chunks ahead whose queries are worth computing: as far as loads are planned."""
 
 __all__ = ["ChunkMetrics", "RolloutConfig", "builtin_spec", "run_rollout", "weights_identity"]
 
@@ -79,6 +83,12 @@ class MemoryHook:
         step = path_step(spec, self._path, chunk, self._ahead)
         if pipeline.probe is not None:
             step = replace(step, predictions=pipeline.probe.take())
+        if self._memory.wants_query:
+            asked = [
+                chunk_query(pipeline, chunk + ahead, poses)
+                for ahead, poses in enumerate([self._path[chunk], *step.poses_ahead[:_ASK_AHEAD]])
+            ]
+            step = replace(step, query=asked[0], queries_ahead=asked[1:])
         self._memory.boundary(step, cache)
 
 
