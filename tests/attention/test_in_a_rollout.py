@@ -116,7 +116,7 @@ def test_keys_without_a_rope_layout_cannot_be_moved(tmp_path: Path) -> None:
     image = StoredImage.__new__(StoredImage)
     image._spec = spec
     with pytest.raises(CodecError, match="rope"):
-        image.undecoded(3.0)
+        image.undecoded([3.0])
 
 
 @pytest.mark.parametrize("wrong", [{"attention": "flash"}, {"attention": "int4", "codec": "bf16"}])

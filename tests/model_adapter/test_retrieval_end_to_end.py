@@ -342,7 +342,7 @@ def test_a_rewritten_chunk_comes_back_new_from_disk(tmp_path: Path) -> None:
         third.layers[0]["local_end_index"].fill_(0)
         cache = RingCache(third.layers, spec, third._lower)
         cache.open([144])
-        StoredImage(found.image, spec).decode(cache, 0, 0.0)
+        StoredImage(found.image, spec).decode(cache, 0, [0.0])
         want = stored(spec, "int4", made(spec, "session", 5, 2, version=1), 0)
         assert torch.equal(cache.slot(2, 0)[1], want[1])
 
