@@ -71,7 +71,7 @@ def test_in_a_clean_chunk_it_is_a_miss_and_the_disk_has_it_still(
     with world.memory:
         world.run(range(50))
         world.memory.flush()
-        wanted = world.memory._retriever.choose(50, world.path[50])[0]
+        wanted = world.memory._recollection.retriever.choose(50, world.path[50])[0]
         world.memory._session.pager.ahead(world.memory._session.rollout.stream, wanted)
         world.memory.settle()
         before = world.last
@@ -93,7 +93,7 @@ def test_in_a_chunk_that_is_on_no_disk_it_is_lost_and_counted(tmp_path: Path) ->
     with world.memory:
         io.hang("pwrite")
         world.run(range(50))
-        wanted = world.memory._retriever.choose(50, world.path[50])[0]
+        wanted = world.memory._recollection.retriever.choose(50, world.path[50])[0]
         states = {flip(world, chunk, PLACES["payload"]) for chunk in wanted}
         assert states <= {State.DIRTY, State.WRITING}
         got = world.retrieve(50)

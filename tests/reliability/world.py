@@ -260,7 +260,7 @@ class World:
         if last.stale and self.memory.config.on_miss == "stale" and last.reason not in _LACKING:
             assert last.chunks == self.previous.chunks, (chunk, last, self.previous)
         if not last.stale:
-            wanted = self.memory._retriever.choose(chunk, self.path[chunk])[0]
+            wanted = self.memory._recollection.retriever.choose(chunk, self.path[chunk])[0]
             assert last.chunks == wanted, "not flagged, so it is what the pose asks for"
         end = chunk * frames - self.base - self.spec.recent_frames
         for index, other in enumerate(last.chunks):

@@ -185,7 +185,16 @@ def test_the_same_seed_gives_the_same_rollout() -> None:
 
 def test_its_fields_are_those_of_a_real_rollout() -> None:
     real = {field.name for field in fields(ChunkMetrics)}
-    untold = {"rss_bytes", "commit_bytes", "commit_tokens", "active_tokens", "dense_tokens"}
+    untold = {
+        "epoch",
+        "preferred",
+        "wanted",
+        "rss_bytes",
+        "commit_bytes",
+        "commit_tokens",
+        "active_tokens",
+        "dense_tokens",
+    }
     assert {field.name for field in fields(SimChunk)} == real - untold
 
 
