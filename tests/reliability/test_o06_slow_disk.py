@@ -12,6 +12,7 @@ import pytest
 
 from tests.reliability.faults import HangingIO, SlowIO
 from tests.reliability.world import World, chunk_bytes, reference_spec
+from worldpager.pager.pace import LONGEST_HOLD
 from worldpager.tiers.io_backend import Bytes, SystemIO
 
 BYTES = chunk_bytes(reference_spec())
@@ -80,7 +81,8 @@ def test_one_stuck_read_does_not_stop_the_others(tmp_path: Path) -> None:
         assert io.reached.wait(30)
         pager, stream = world.memory._session.pager, world.memory._session.rollout.stream
         for other in (45, 46, 47, 48, 49):
-            pager.ahead(stream, (stuck, other))
+            for _ in range(LONGEST_HOLD + 1):
+                pager.ahead(stream, (other, stuck))  # as every chunk does
             deadline = time.monotonic() + 10
             with pager._lock:
                 while not any(page.key.chunk == other for page in pager.core.table.resident()):
