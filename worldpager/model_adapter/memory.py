@@ -118,11 +118,11 @@ class WorldMemory:
         )
         try:
             self._adopt()
+            self._prefetcher = Prefetcher(self._session.pool.planners.submit)
+            self._recorder = Recorder(self._session, self.rejected, self._stale, self._pruning)
         except BaseException:
             self._session.close()
             raise
-        self._prefetcher = Prefetcher(self._session.pool.planners.submit)
-        self._recorder = Recorder(self._session, self.rejected, self._stale, self._pruning)
         weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
 
     def boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:

@@ -124,9 +124,8 @@ class Recorder:
         try:
             try:
                 _replace(path, content)
-            except (
-                OSError
-            ):  # an old record would say that all is well; its room may do for this one
+            except OSError:
+                # The old record would say that all is well, and its room may do for this one.
                 path.unlink(missing_ok=True)
                 _replace(path, content)
             self._failing = False

@@ -109,7 +109,11 @@ class MemoryPool:
             offset = self._extents.allocate(nbytes // PAGE * PAGE)
             if offset is None:
                 raise BudgetError(self._refusal(nbytes))
-            return Lease(self, offset, nbytes // PAGE * PAGE)
+            try:
+                return Lease(self, offset, nbytes // PAGE * PAGE)
+            except BaseException:
+                self._extents.free(offset)
+                raise
 
     def _refusal(self, nbytes: int) -> str:
         free, run = self._extents.free_bytes, self._extents.largest_free

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from worldpager.errors import BackgroundError, ClosedError, ConcurrencyError
+from worldpager.errors import BackgroundError, ClosedError, ConcurrencyError, WorldPagerError
 from worldpager.pager import events as ev
 from worldpager.pager.core import Core
 from worldpager.pager.events import Action, ChunkKey, Event
@@ -83,6 +83,7 @@ class Pager:
         """What the last flush could not make durable; empty once one could."""
         self._turn: int | None = None  # the thread within turn()
         self._closed = False
+        self._broken = False  # interrupted in the middle of a decision
         self._process = os.getpid()
         self._workers = Workers(lease, self._report, read_limit=read_limit, write_limit=write_limit)
         _open.add(self)
@@ -197,7 +198,7 @@ class Pager:
     def ahead(self, stream: int, chunks: tuple[int, ...]) -> None:
         """Load these chunks soon, most urgent first. Returns at once; callable from any thread."""
         with self._lock:
-            if not self._closed:
+            if not (self._closed or self._broken):
                 self._handle(ev.Ahead(stream, chunks))
 
     def resident(self, stream: int) -> tuple[int, ...]:
@@ -286,6 +287,9 @@ class Pager:
             with self._lock:
                 if self._closed:
                     return
+                if self._broken:
+                    self._closed = True
+                    raise BackgroundError(self.failure)
                 try:
                     with suppress(ClosedError), self._noted():  # another thread was quicker
                         self._flush(timeout)
@@ -333,6 +337,8 @@ class Pager:
     # ---- carrying out ----------------------------------------------------------------------------
 
     def _check_open(self) -> None:
+        if self._broken:
+            raise ClosedError(f"{self.failure}; close this one")
         if self._closed:
             raise ClosedError(
                 "the pager is closed, or belongs to the process that forked this one; open the "
@@ -346,7 +352,24 @@ class Pager:
             self._workers.relieve()
 
     def _handle(self, event: Event) -> list[Action]:
-        """Let the core decide and start what it asks for. The lock is held."""
+        """Let the core decide and start what it asks for. The lock is held.
+
+        What comes in the middle of it (Ctrl-C) ends the pager: its books may not be true any more.
+        """
+        try:
+            return self._decide(event)
+        except WorldPagerError:  # refused, before anything changed
+            raise
+        except BaseException:
+            self.failure = (
+                f"a decision of the pager was interrupted; {self._core.table.dirty_bytes} bytes "
+                "that were not on disk yet are lost, all else is there when it is opened again"
+            )
+            self._broken = True
+            self._progress.notify_all()
+            raise
+
+    def _decide(self, event: Event) -> list[Action]:
         actions = self._core.handle(event)
         for action in actions:
             match action:
@@ -378,8 +401,9 @@ class Pager:
             log.warning("writing to disk works again")
 
     def _report(self, event: Event) -> None:
-        with self._lock:
-            self._handle(event)
+        with self._lock, suppress(ClosedError):  # one that hung, and ends after the end
+            if not self._broken:
+                self._handle(event)
 
 
 _open: weakref.WeakSet[Pager] = weakref.WeakSet()

@@ -90,7 +90,11 @@ class DirectoryLock:
             fd, new = self._open()
             try:
                 if self._own(fd, new):
-                    _write_owner(fd)
+                    try:
+                        _write_owner(fd)
+                    except BaseException:
+                        os.unlink(self._path)
+                        raise
                     return fd
             except BaseException:
                 os.close(fd)
