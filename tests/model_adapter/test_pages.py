@@ -125,3 +125,20 @@ def test_nothing_is_taken_where_no_policy_asks() -> None:
 def test_a_mean_query_joins_heads() -> None:
     q = torch.arange(24.0).view(1, 3, 2, 4)
     assert mean_query(q).tolist() == q[0].mean(0).flatten().tolist()
+
+
+@pytest.mark.parametrize("case", ["apply", "apply_truncated"])
+def test_installed_keys_are_moved_as_the_official_code_moves_them(case: str) -> None:
+    """One rotation a page, from where its keys stood to where the window has room for them."""
+    given, chunks = VECTOR[case], VECTOR["chunks"]
+    rope = hkv_spec().rope
+    assert rope is not None
+    spans = [(chunk, *chunks[chunk]["page_spans"][page]) for chunk, page in given["pages"]]
+    total = min(given["capacity_tokens"], sum(end - start for _, start, end in spans))
+    begin, slots = given["current_start_frame"] - total, []
+    for chunk, start, end in spans:
+        keys = torch.tensor(chunks[chunk]["stored_keys"])[start:end]
+        move = begin + len(slots) - (chunks[chunk]["start_frame"] + start)
+        rotation = rope.temporal_rotation(move)
+        slots += (keys if rotation is None else rotation.apply_(keys))[:, :2].tolist()
+    assert np.allclose(slots[:total], given["k_first_pair_per_slot"], atol=1e-5)
