@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from worldpager.model_adapter.memory import BoundaryReport, MemoryConfig, WorldMemory
     from worldpager.model_adapter.ring_cache import RingCache
     from worldpager.pager.pool import MemoryPool
-    from worldpager.quant.rope import RopeLayout
+    from worldpager.quant.rope import RopeLayout, Wall
 
 __all__ = [
     "BoundaryReport",
@@ -24,6 +24,7 @@ __all__ = [
     "MemoryPool",
     "RingCache",
     "RopeLayout",
+    "Wall",
     "WorldMemory",
     "WorldPagerError",
 ]
@@ -37,6 +38,7 @@ _HOMES = {
     "MemoryPool": "pager.pool",
     "RingCache": "model_adapter.ring_cache",
     "RopeLayout": "quant.rope",
+    "Wall": "quant.rope",
     "WorldMemory": "model_adapter.memory",
     "WorldPagerError": "errors",
 }
