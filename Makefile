@@ -1,6 +1,7 @@
 # make demo       a rollout whose memory is many times its DRAM pool; report in demo/report.html
 # make test       the test suite but for the slow tests        make test-slow   the slow ones
 # make lint       ruff and mypy                                make format      apply ruff's format
+# make fuzz       every parser for SECONDS (60) each, or TARGET alone
 # make bench      benchmarks, each beside what it compares to  make clean       remove what make made
 #
 # Each target makes .venv if it is missing and installs the package into it. PYTHON chooses the
@@ -11,7 +12,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow fuzz lint format bench clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -23,6 +24,13 @@ test: $(VENV)/.installed-dev
 
 test-slow: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -m slow $(ARGS)
+
+SECONDS ?= 60
+TARGET  ?= block record tail document store memory name path run machine prediction
+
+fuzz: $(VENV)/.installed-dev
+	@$(PIP_INSTALL) -e '.[fuzz]'
+	for target in $(TARGET); do $(BIN)/python -m tests.fuzz.run $$target $(SECONDS) || exit 1; done
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks --benchmark-only $(ARGS)
@@ -37,7 +45,7 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks
+	rm -rf $(VENV) demo build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .benchmarks .fuzz
 	find worldpager tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Without an NVIDIA GPU, PyTorch's own index is asked for wheels that leave CUDA's gigabytes out;

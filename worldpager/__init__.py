@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from worldpager.errors import WorldPagerError
+    from worldpager.model_adapter.branches import BranchedCache
     from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
     from worldpager.model_adapter.memory import BoundaryReport, MemoryConfig, WorldMemory
     from worldpager.model_adapter.ring_cache import RingCache
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BoundaryReport",
+    "BranchedCache",
     "ChunkStep",
     "FrontendCache",
     "KVSpec",
@@ -31,6 +33,7 @@ __all__ = [
 
 _HOMES = {
     "BoundaryReport": "model_adapter.memory",
+    "BranchedCache": "model_adapter.branches",
     "ChunkStep": "model_adapter.frontend",
     "FrontendCache": "model_adapter.frontend",
     "KVSpec": "model_adapter.frontend",

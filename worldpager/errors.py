@@ -36,7 +36,7 @@ class DamagedBlockError(WorldPagerError):
     """Stored bytes are not what was written.
 
     ``reason`` is a short stable word for counters: ``missing``, ``size``, ``magic``, ``version``,
-    ``header``, ``index``, ``record``, ``identity`` or ``checksum``.
+    ``header``, ``index``, ``record``, ``annex``, ``identity`` or ``checksum``.
     """
 
     def __init__(self, reason: str, message: str) -> None:

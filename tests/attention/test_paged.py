@@ -88,7 +88,7 @@ def test_a_small_scratch_and_several_threads_change_nothing(
     expected = attend_segments(q, segments)
     monkeypatch.setattr(paged, "SCRATCH", 4000)
     torch.testing.assert_close(attend_segments(q, segments), expected, atol=2e-5, rtol=2e-5)
-    monkeypatch.setattr(paged, "SCRATCH", 4 << 20)
+    monkeypatch.setattr(paged, "SCRATCH", 8 << 20)
     monkeypatch.setattr(paged, "_FEW", 0)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
     assert torch.equal(attend_segments(q, segments), expected)

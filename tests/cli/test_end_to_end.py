@@ -96,6 +96,40 @@ def test_another_model_runs_without_weights_and_as_predicted(
     assert {v["name"]: v["met"] for v in verdicts}["spill_chunk"]
 
 
+def test_pruning_spills_where_it_was_predicted_to(worldpager: Command, tmp_path: Path) -> None:
+    out, said = tmp_path / "run", tmp_path / "said.json"
+    given = ("--dram", "400KiB", "--chunks", 40, "--prune", "worldkv:0.25")
+    assert worldpager("predict", *given, "--chunk-time", "20ms", "--out", said)[0] == 0
+    ran = worldpager(
+        "rollout", *given, "--chunk-time", "20ms", "--no-compare", "--json", "--out", out
+    )
+    summary = json.loads(ran[1])
+    assert summary["tokens_kept"] == 0.5
+    assert summary["median_chunk_bytes"] < summary["chunk_bytes"]
+    assert 0.2 < summary["pruning_ratio"] < 0.5
+    assert summary["options"]["pruning"] == "worldkv:0.25"
+    verdicts = json.loads(worldpager("validate", out, said, "--json")[1])["criteria"]
+    spill = {v["name"]: v for v in verdicts}["spill_chunk"]
+    assert spill["met"] and spill["observed"] == summary["spill_chunk"] > 12
+    assert worldpager("verify", out / "store")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--prune", "worldky"), "known are none, worldkv"),
+        (("--prune", "worldkv:1.5"), "keep ratio"),
+        (("--model", "longlive", "--prune", "decoprune"), "samples nothing"),
+    ],
+)
+def test_pruning_that_is_none_is_refused_before_anything_is_written(
+    options: tuple[str, ...], why: str, worldpager: Command, tmp_path: Path
+) -> None:
+    status, printed, message = worldpager("rollout", *options, "--out", tmp_path / "run")
+    assert (status, printed) == (2, "")
+    assert why in message and not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     "options", [("--model", "doom"), ("--model", "longlive", "--scale", "big")], ids=" ".join
 )

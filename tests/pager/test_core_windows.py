@@ -120,13 +120,23 @@ def test_a_new_ahead_list_replaces_the_old_one() -> None:
 
 
 def test_a_read_evicts_only_what_is_less_urgent() -> None:
-    bench = spilled(room=2, chunks=4)
-    bench.send(ev.Ahead(0, (2, 3, 0, 1)))
+    bench = spilled(room=3, chunks=5)
+    bench.send(ev.Ahead(0, (2, 3, 4, 0, 1)))
     assert not bench.reading
-    bench.send(ev.Ahead(0, (2, 0, 3)))
+    bench.send(ev.Ahead(0, (2, 0, 3, 4)))
     assert bench.reading == [0]
-    assert bench.state(3) is State.STORED
-    assert bench.state(2) is State.CLEAN
+    assert bench.state(4) is State.STORED
+    assert bench.state(2) is bench.state(3) is State.CLEAN
+
+
+def test_speculation_leaves_a_place_for_the_next_commit() -> None:
+    bench = spilled(room=3, chunks=5)
+    bench.send(ev.Ahead(0, (4, 0, 1)))
+    assert bench.reading == [0]
+    bench.done()
+    assert not bench.reading
+    bench.commit(5)
+    assert bench.state(0) is bench.state(4) is State.CLEAN
 
 
 def test_reads_are_retried_later_and_later_and_then_given_up() -> None:

@@ -16,7 +16,7 @@ from worldpager.prefetch.index import PlaceIndex
 from worldpager.prefetch.paths import make_path
 from worldpager.prefetch.planner import PrefetchPlanner
 from worldpager.prefetch.poses import place_of
-from worldpager.prefetch.retrieval import CameraDistance, Selection, candidate_range
+from worldpager.prefetch.retrieval import CameraDistance, Query, Selection, candidate_range
 
 
 @dataclass
@@ -133,7 +133,7 @@ def reads(path, eviction, pool, k=3):
     count = 0
     for chunk, poses in enumerate(path):
         place = place_of(poses)
-        ranking = planner.policy.rank(index, place, candidate_range(chunk, 1, 1), k)
+        ranking = planner.policy.rank(index, Query(place), candidate_range(chunk, 1, 1), k)
         wanted = Selection.best(ranking, k).chunks
         index.set_path(planner.plan(index, chunk, poses).path)
         count += sum(other not in held for other in wanted)

@@ -13,7 +13,13 @@ from worldpager.prefetch.index import PlaceIndex
 from worldpager.prefetch.paths import make_path
 from worldpager.prefetch.planner import PrefetchPlanner
 from worldpager.prefetch.poses import place_of
-from worldpager.prefetch.retrieval import CameraDistance, Selection, candidate_range, get_policy
+from worldpager.prefetch.retrieval import (
+    CameraDistance,
+    Query,
+    Selection,
+    candidate_range,
+    get_policy,
+)
 
 
 def run(path, planner, known=0):
@@ -24,7 +30,7 @@ def run(path, planner, known=0):
     for chunk, poses in enumerate(path):
         query = place_of(poses)
         candidates = candidate_range(chunk, planner.sink, planner.recent)
-        ranking = planner.policy.rank(index, query, candidates, planner.k)
+        ranking = planner.policy.rank(index, Query(query), candidates, planner.k)
         true = set(Selection.best(ranking, planner.k).chunks)
         if plan is not None:
             hits += len(true & set(plan.sets[0].chunks))
@@ -78,7 +84,7 @@ def test_list_is_the_rankings_in_order_without_doubles(chunk, k, extra, horizon,
     for step in range(1, horizon + 1):
         query = place_of(path[chunk + step])
         last = min(chunk, chunk + step - recent)
-        ranking = planner.policy.rank(index, query, range(2, max(2, last)), k + extra)
+        ranking = planner.policy.rank(index, Query(query), range(2, max(2, last)), k + extra)
         assert plan.sets[step - 1] == Selection.best(ranking, k)
         for rank, other in enumerate(ranking.ids.tolist()):
             if other not in marks:

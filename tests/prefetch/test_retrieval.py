@@ -19,6 +19,7 @@ from worldpager.prefetch.index import PlaceIndex
 from worldpager.prefetch.poses import place_of
 from worldpager.prefetch.retrieval import (
     CameraDistance,
+    Query,
     Ranking,
     Selection,
     candidate_range,
@@ -79,7 +80,7 @@ def test_distance_vector(name):
     assert np.allclose(angle[:, 0], expect["rot_rad"], atol=1e-3)
     assert np.allclose(camera_distances(rows, query), expect["combined"], atol=1e-5)
     k = case["retrieval_frames"] // case["chunk_size"]
-    picked = Selection.best(CameraDistance().rank(index, query, candidates, k), k)
+    picked = Selection.best(CameraDistance().rank(index, Query(query), candidates, k), k)
     assert list(picked.best_first) == expect["selected_ids_best_first"]
     assert list(picked.chunks) == sorted(expect["selected_ids_best_first"])
 
@@ -107,7 +108,7 @@ def test_candidates_are_the_official_ones_without_the_gap(schedule):
 def test_no_candidates_yet():
     case = CASES["no_candidate_yet"]
     index, places = indexed(case)
-    ranking = CameraDistance().rank(index, places[3], range(1, 1), 3)
+    ranking = CameraDistance().rank(index, Query(places[3]), range(1, 1), 3)
     assert len(ranking) == 0
     assert Selection.best(ranking, 3) == Selection((), (), ())
 
@@ -117,7 +118,7 @@ def test_no_candidates_yet():
 
 def test_wrap_at_half_a_turn():
     index = index_of(yaw_places(-175, 150, 179, -179.5))
-    ranking = CameraDistance().rank(index, yaw_places(180)[0], range(4))
+    ranking = CameraDistance().rank(index, Query(yaw_places(180)[0]), range(4))
     assert ranking.ids.tolist() == [3, 2, 0, 1]
     assert ranking.distances[:2] == pytest.approx([0.5 * 0.5 / 30, 0.5 * 1 / 30])
 
@@ -125,14 +126,14 @@ def test_wrap_at_half_a_turn():
 def test_equal_chunks_stand_in_id_order_whatever_the_count():
     index = index_of(yaw_places(*([40] * 30 + [20] + [40] * 30)))
     for k in range(1, 61):
-        ids = CameraDistance().rank(index, yaw_places(20)[0], range(61), k).ids.tolist()
+        ids = CameraDistance().rank(index, Query(yaw_places(20)[0]), range(61), k).ids.tolist()
         assert ids == [30, *[i for i in range(61) if i != 30]][:k]
 
 
 def test_noise_neither_breaks_ties_nor_is_blown_up():
     rng = np.random.default_rng(0)
     places = np.tile(yaw_places(33)[0], (50, 1)) + rng.normal(size=(50, 12)) * 1e-15
-    ranking = CameraDistance().rank(index_of(places), places[7], range(50))
+    ranking = CameraDistance().rank(index_of(places), Query(places[7]), range(50))
     assert ranking.ids.tolist() == list(range(50))
     assert (ranking.distances == 0).all()
 
@@ -141,7 +142,7 @@ def test_noise_neither_breaks_ties_nor_is_blown_up():
 def test_symmetric_turns_tie(tens, k):
     """Chunks as far to the left as to the right of the query, taken in id order."""
     index = index_of(yaw_places(*(10 * ten for ten in tens)))
-    ids = CameraDistance().rank(index, yaw_places(0)[0], range(len(tens)), k).ids.tolist()
+    ids = CameraDistance().rank(index, Query(yaw_places(0)[0]), range(len(tens)), k).ids.tolist()
     away = [min(ten, 36 - ten) for ten in tens]
     assert ids == sorted(range(len(tens)), key=lambda i: (away[i], i))[:k]
 
@@ -150,8 +151,8 @@ def test_symmetric_turns_tie(tens, k):
 def test_the_first_of_a_full_ranking_is_the_short_ranking(seed, n, k):
     places = random_places(seed, n + 1)
     index = index_of(places[:n])
-    full = CameraDistance().rank(index, places[n], range(n))
-    short = CameraDistance().rank(index, places[n], range(n), k)
+    full = CameraDistance().rank(index, Query(places[n]), range(n))
+    short = CameraDistance().rank(index, Query(places[n]), range(n), k)
     assert short.ids.tolist() == full.ids[:k].tolist()
     assert (np.diff(full.distances) >= 0).all()
     assert full.distances.min(initial=0.0) >= 0
@@ -176,32 +177,32 @@ def test_distance_is_the_formula(seed, n):
 def test_chunks_not_in_the_index_are_never_listed():
     index = index_of(yaw_places(0, 10, 20, 30))
     index.remove(2)
-    ids = CameraDistance().rank(index, yaw_places(20)[0], candidate_range(50, 1, 1)).ids
+    ids = CameraDistance().rank(index, Query(yaw_places(20)[0]), candidate_range(50, 1, 1)).ids
     assert ids.tolist() == [1, 3]
 
 
 def test_resident_chunks_are_preferred_only_on_request():
     index = index_of(yaw_places(10, 11, 50))
     query = yaw_places(0)[0]
-    assert CameraDistance().rank(index, query, range(3), 1, [1]).ids.tolist() == [0]
+    assert CameraDistance().rank(index, Query(query), range(3), 1, [1]).ids.tolist() == [0]
     eager = CameraDistance(prefer_resident=True)
-    ranking = eager.rank(index, query, range(3), 1, [1])
+    ranking = eager.rank(index, Query(query), range(3), 1, [1])
     assert ranking.ids.tolist() == [1]
     assert ranking.distances[0] == pytest.approx(0.8 * 0.5 * 11 / 50 - 0.002)
-    assert eager.rank(index, query, range(3), 1).ids.tolist() == [0]
+    assert eager.rank(index, Query(query), range(3), 1).ids.tolist() == [0]
 
 
 def test_recent_and_none():
     index = index_of(yaw_places(0, 10, 20, 30))
-    recent = get_policy("recent").rank(index, None, range(1, 4), 2)
+    recent = get_policy("recent").rank(index, Query(), range(1, 4), 2)
     assert recent.ids.tolist() == [3, 2]
     assert Selection.best(recent, 2).chunks == (2, 3)
-    assert len(get_policy("none").rank(index, None, range(4), 3)) == 0
+    assert len(get_policy("none").rank(index, Query(), range(4), 3)) == 0
 
 
 def test_camera_without_poses_is_refused():
     with pytest.raises(ConfigError, match="needs poses"):
-        CameraDistance().rank(PlaceIndex(), None, range(3), 1)
+        CameraDistance().rank(PlaceIndex(), Query(), range(3), 1)
 
 
 # ---- by name -------------------------------------------------------------------------------------
@@ -249,7 +250,7 @@ def test_builtin_names():
 
 def test_a_stranger_can_add_a_policy(installed):
     installed("oldest")
-    ranking = get_policy("oldest").rank(index_of(yaw_places(0, 1, 2)), None, range(3), 2)
+    ranking = get_policy("oldest").rank(index_of(yaw_places(0, 1, 2)), Query(), range(3), 2)
     assert ranking.ids.tolist() == [0, 1]
 
 

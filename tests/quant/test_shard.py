@@ -23,6 +23,8 @@ from worldpager.quant import (
     write_block,
     write_tail,
 )
+from worldpager.quant.block import padded
+from worldpager.quant.shard import annex_pages, read_annex
 
 TOKENS = (5, 3, 40)
 SHAPES = [BlockShape(tokens, 2, 64) for tokens in TOKENS]
@@ -203,7 +205,7 @@ def test_a_newer_record_is_told_from_a_damaged_one() -> None:
     import xxhash
 
     packed = bytearray(record().pack())
-    packed[4] = 2
+    packed[4] = 3
     packed[-8:] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(packed[:-8])))
     with pytest.raises(DamagedBlockError) as caught:
         ChunkRecord.unpack(np.frombuffer(bytes(packed), np.uint8))
@@ -217,6 +219,38 @@ def test_random_tails_are_damage_and_nothing_else(data: bytes, layers: int) -> N
         verify_image(image, layers)
     with pytest.raises(DamagedBlockError):
         read_tail(np.frombuffer(data, np.uint8), len(data), layers)
+
+
+@pytest.mark.parametrize("nbytes", [1, 3772, 3773, 30_000])
+def test_an_annex_comes_back_from_the_end_alone_and_every_byte_of_it_is_guarded(nbytes) -> None:
+    codec, shape = get_codec("int4"), SHAPES[0]
+    layout = ShardLayout.for_chunk(codec, [shape], annex=nbytes)
+    plain = ShardLayout.for_chunk(codec, [shape])
+    assert layout.nbytes - plain.nbytes == annex_pages(1, nbytes)
+    assert annex_pages(1, nbytes) == (0 if nbytes <= 4096 - 256 - 20 else padded(nbytes))
+    image, annex = np.full(layout.nbytes, 7, np.uint8), bytes(range(1, 251)) * 200
+    x = gaussian(shape)
+    write_block(image[layout.extent(0)], codec, label(0), x, x)
+    write_tail(image, layout, record(layers=1), annex[:nbytes])
+    found, found_layout, _ = verify_image(image, 1)
+    assert found_layout == layout and found.annex_bytes == nbytes
+    end = image[layout.offsets[-1] :]
+    assert read_annex(end, found) == read_annex(image, found) == annex[:nbytes]
+    for at in range(layout.annex_extent.start, layout.annex_extent.stop, 97):
+        image[at] ^= 1
+        with pytest.raises(DamagedBlockError, match="annex"):
+            verify_image(image, 1)
+        image[at] ^= 1
+    for bad in (b"", annex[: nbytes + 1]):
+        with pytest.raises(CodecError, match="annex has"):
+            write_tail(image, layout, record(layers=1), bad)
+
+
+def test_a_chunk_without_annex_is_what_version_1_wrote() -> None:
+    assert record().pack()[4:6] == b"\x01\x00"
+    assert not any(record().pack()[248 - 96 : 248])
+    with pytest.raises(CodecError, match="at most 65536"):
+        ShardLayout((100,), 65_537)
 
 
 def test_what_does_not_fit_is_refused_at_writing() -> None:

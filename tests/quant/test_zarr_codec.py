@@ -15,6 +15,7 @@ from worldpager.errors import CodecError, DamagedBlockError
 from worldpager.quant import (
     BlockShape,
     ChunkRecord,
+    KeptTokens,
     ShardLayout,
     decode_block,
     get_codec,
@@ -85,6 +86,28 @@ def test_pruned_blocks_end_in_nan(array_path: Path) -> None:
     assert np.array_equal(array[1], floats, equal_nan=True)
     assert np.isnan(array[1, 1, :, 5:]).all()
     assert not np.isnan(array[1, 1, :, :5]).any()
+
+
+def test_tokens_that_were_kept_stand_where_they_were(array_path: Path) -> None:
+    codec, shape = get_codec("int4"), BlockShape(5, HEADS, DIM)
+    layout = ShardLayout.for_chunk(codec, [shape] * LAYERS, TOKENS)
+    image = np.empty(layout.nbytes, np.uint8)
+    kept = [KeptTokens(np.arange(5) * 2 + layer, TOKENS) for layer in range(LAYERS)]
+    for layer, mine in enumerate(kept):
+        x = gaussian(shape, layer)
+        write_block(image[layout.extent(layer)], codec, label(layer, chunk=0), x, x, mine)
+    record = ChunkRecord(
+        chunk=0, generation=2, layers=LAYERS, frames=3, start_frame=0, position=0.0,
+        created=0.0, identity=label().identity,
+    )  # fmt: skip
+    write_tail(image, layout, record)
+    shard = array_path / "c/0/0/0/0/0/0"
+    shard.parent.mkdir(parents=True)
+    shard.write_bytes(image.tobytes())
+    array = zarr.open_array(array_path, mode="r")
+    for layer, mine in enumerate(kept):
+        there = ~np.isnan(array[0, layer, 0, :, 0, 0])
+        assert np.array_equal(np.flatnonzero(there), mine.ids)
 
 
 def test_metadata_is_standard_and_has_no_options(array_path: Path) -> None:

@@ -36,7 +36,7 @@ class Forked:
     def wait_for(self, line: str, timeout: float = 60) -> None:
         """Return once the child has said ``line``."""
         deadline = time.monotonic() + timeout
-        while line.encode() not in self._heard.split(b"\n"):
+        while line.encode() not in self._heard.splitlines():
             assert select.select([self._pipe], [], [], max(0, deadline - time.monotonic()))[0], line
             assert self._listen(), f"the child ended without {line!r}: {self._heard!r}"
 

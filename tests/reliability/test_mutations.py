@@ -279,7 +279,7 @@ def temporary_files_stay(patch: pytest.MonkeyPatch) -> None:
 
 
 @contextmanager
-def _no_cap(self: DiskCap, nbytes: int, free: int, free_floor: int) -> Any:
+def _no_cap(self: DiskCap, nbytes: int, free: int, free_floor: int, *, beside: int) -> Any:
     yield
 
 

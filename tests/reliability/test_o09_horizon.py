@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import time
@@ -10,10 +11,34 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.reliability.world import World, made
+from tests.reliability.world import World, made, reference_spec
+from worldpager.cli.app import run
 from worldpager.errors import PositionError
+from worldpager.model_adapter.window import positions
 
 TABLE, LAST = 1024, 341  # chunk 341 would need 1023 to 1025
+
+
+def test_the_wall_is_named_before_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``plan`` names the first chunk, from 0, that the library will refuse, whatever the pool."""
+    for model in ("self-forcing", "matrix-game-2"):
+        assert run(["plan", "--model", model, "--dram", "8GiB", "--json"]) == 0
+        said = json.loads(capsys.readouterr().out)
+        assert said["positional_horizon_chunks"] == LAST
+        assert said["horizons"][0] | {"rows": TABLE, "chunks": LAST} == said["horizons"][0]
+        assert run(["plan", "--model", model, "--dram", "8GiB"]) == 0
+        assert f"{LAST} chunks" in capsys.readouterr().out
+    spec = reference_spec(table=TABLE)
+    scheme = positions("absolute", spec)
+    refused = []
+    for chunk in range(LAST + 2):
+        try:
+            scheme.rebase(chunk * spec.frames_per_chunk, 0)
+        except PositionError:
+            refused.append(chunk)
+    assert refused == [LAST, LAST + 1]
 
 
 def test_without_position_handling_the_wall_is_named_and_not_crossed(tmp_path: Path) -> None:

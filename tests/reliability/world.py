@@ -32,11 +32,14 @@ from worldpager.model_adapter.frontend import ChunkStep, KVSpec, Poses
 from worldpager.model_adapter.images import StoredImage
 from worldpager.model_adapter.memory import SINK_CODEC, MemoryConfig, WorldMemory
 from worldpager.model_adapter.ring_cache import RingCache
+from worldpager.pager.room import SPOILED
 from worldpager.prefetch.paths import make_path
 from worldpager.quant.codec import BlockShape, get_codec
 from worldpager.quant.rope import RopeLayout
 from worldpager.quant.shard import ShardLayout
 from worldpager.tiers.io_backend import IOBackend
+
+_LACKING = ("absent", SPOILED)  # reasons why even the previous set may not be there as a whole
 
 CLI = "from worldpager.cli.app import main; main()"
 
@@ -253,7 +256,7 @@ class World:
         frames, last = self.spec.frames_per_chunk, self.last
         assert all(other < chunk for other in last.chunks)
         assert list(last.chunks) == sorted(set(last.chunks))
-        if last.stale and self.memory.config.on_miss == "stale" and last.reason != "absent":
+        if last.stale and self.memory.config.on_miss == "stale" and last.reason not in _LACKING:
             assert last.chunks == self.previous.chunks, (chunk, last, self.previous)
         if not last.stale:
             wanted = self.memory._retriever.choose(chunk, self.path[chunk])[0]

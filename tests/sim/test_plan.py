@@ -113,6 +113,22 @@ def test_speed_and_device_memory() -> None:
     assert answer.window_bytes == 5 * 486_604_800
 
 
+def test_pruning_counts_in_bytes() -> None:
+    whole, half = plan(), plan(tokens_kept=0.5)
+    assert half.tokens_kept == 0.5
+    assert half.chunk_bytes == pytest.approx(whole.chunk_bytes / 2, rel=3e-3)
+    assert half.spill_chunk == pytest.approx(2 * whole.spill_chunk, abs=2)
+    needed = half.zero_stall_read_bandwidth, half.required_write_bandwidth, half.session_bytes
+    full = whole.zero_stall_read_bandwidth, whole.required_write_bandwidth, whole.session_bytes
+    assert needed == pytest.approx([value / 2 for value in full], rel=3e-3)
+    assert half.window_bytes == 3.5 * 486_604_800, "only retrieved chunks are pruned"
+    sink = plan("longlive", tokens_kept=0.5)
+    assert sink.sink_chunk_bytes == plan("longlive").sink_chunk_bytes, "the sink stays whole"
+    for share in (0, 1.5):
+        with pytest.raises(ConfigError, match="share of tokens"):
+            plan(tokens_kept=share)
+
+
 def test_wear_of_a_rated_drive() -> None:
     answer = plan(rated_bytes=600 * 10**12)
     assert answer.written_per_day == pytest.approx(24 * answer.written_per_hour)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +30,7 @@ Snap = Callable[[Path], Snapshot]
 OTHER = {
     "session": "otherworld",
     "model": "toy 1.0 sha256:9999",
+    "branches": 2,
     "layers": 3,
     "tokens": 25,
     "heads": 1,
@@ -295,3 +296,28 @@ def test_inspecting_changes_nothing_and_works_beside_a_writer(used: Path, snapsh
     writer.close()
     with pytest.raises(StoreError, match="no rollout 'second'"):
         ChunkStore.inspect(used, "second")
+
+
+@pytest.mark.parametrize("field", ["model", "dtype", "positions", "codecs"])
+@pytest.mark.parametrize("text", ["x" * 5000, "weights\udcff"])
+def test_what_could_not_be_read_again_is_refused_before_it_is_stored(
+    tmp_path: Path, field: str, text: str
+) -> None:
+    value = (text,) if field == "codecs" else text
+    with pytest.raises(ConfigError, match=r"characters|Unicode"):
+        replace(SPEC, **{field: value})
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [{"x": float("nan")}, {"x": {1, 2}}, {"x": "y" * 2_000_000}, {"x": "\udc80"}],
+    ids=["nan", "a set", "too large", "no text"],
+)
+def test_attributes_that_would_lock_the_rollout_out_are_refused(
+    tmp_path: Path, attributes: dict[str, object]
+) -> None:
+    store = ChunkStore.create(tmp_path, SPEC)
+    with pytest.raises(ConfigError, match="attributes"):
+        store.publish_metadata({}, attributes)  # type: ignore[arg-type]
+    store.close()
+    ChunkStore.open(tmp_path, SPEC).close()

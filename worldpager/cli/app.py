@@ -19,6 +19,7 @@ from worldpager.cli.recall import recall
 from worldpager.cli.replay import replay
 from worldpager.cli.reproduce import reproduce
 from worldpager.cli.rollout import rollout
+from worldpager.cli.status import status
 from worldpager.cli.validate import validate
 from worldpager.cli.verify import verify
 from worldpager.errors import WorldPagerError
@@ -51,6 +52,7 @@ for command in (
     reproduce,
     inspect,
     verify,
+    status,
 ):
     app.command()(command)
 
@@ -76,8 +78,8 @@ def _common(
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; errors become one line on standard error."""
     try:
-        status = app(args=arguments, standalone_mode=False)
-        return status if isinstance(status, int) else 0
+        code = app(args=arguments, standalone_mode=False)
+        return code if isinstance(code, int) else 0
     except _UsageError as error:
         return _fail(" ".join(error.format_message().split()))
     except (typer.Abort, KeyboardInterrupt):

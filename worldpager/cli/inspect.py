@@ -102,8 +102,9 @@ def _rows(rollout: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "model", rollout["model"]
     yield (
         "geometry",
-        f"{rollout['layers']} layers, {rollout['tokens']} tokens, {rollout['heads']} heads "
-        f"x {rollout['head_dim']}, {rollout['frames']} frames a chunk",
+        f"{rollout['layers']} layers of {rollout['branches']} branches, "
+        f"{rollout['tokens']} tokens, {rollout['heads']} heads x {rollout['head_dim']}, "
+        f"{rollout['frames']} frames a chunk",
     )
     yield "cache type, positions", f"{rollout['dtype']}, {rollout['positions']}"
     yield "codecs", ", ".join(rollout["codecs"])

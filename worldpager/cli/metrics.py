@@ -15,6 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 Column = npt.NDArray[Any]
+METRICS = "metrics.jsonl"
+_NUMBERS = (
+    "chunk", "wall_ms", "model_ms", "boundary_ms", "stall_ms", "encode_ms", "decode_ms", "stale",
+    "bytes_read_total", "bytes_written_total",
+)  # fmt: skip
 
 
 class MetricsLog:
@@ -53,6 +58,23 @@ def read_metrics(path: Path) -> dict[str, Column]:
             row |= {f"hits.{name}": count for name, count in row.pop("hits").items()}
             rows.append(row)
     return {name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())}
+
+
+def check_metrics(metrics: Mapping[str, Column]) -> None:
+    """Raise :class:`ValueError` unless columns read from a file are what a rollout writes: those
+    that are computed with hold finite numbers, those of chunks hold chunks or nothing.
+    """
+    if not metrics:
+        return
+    for name in _NUMBERS:
+        column = metrics[name]
+        if column.dtype.kind not in "biuf" or not np.isfinite(column).all():
+            raise ValueError(f"{METRICS}: {name} is not always a number")
+    for name in ("spill_chunk", "first_read_chunk"):
+        if not all(value is None or isinstance(value, int) for value in metrics[name].tolist()):
+            raise ValueError(f"{METRICS}: {name} is not always a chunk or null")
+    if not all(isinstance(value, list) for value in metrics["retrieved"]):
+        raise ValueError(f"{METRICS}: retrieved is not always a list")
 
 
 def _column(values: list[Any]) -> Column:

@@ -11,15 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from worldpager.cli.metrics import Column, read_metrics
+from worldpager.cli.metrics import METRICS, Column, check_metrics, read_metrics
 from worldpager.errors import ConfigError
 from worldpager.prefetch.paths import make_path
-from worldpager.prefetch.poses import Floats
+from worldpager.prefetch.poses import Floats, as_poses
 from worldpager.quant.codec import get_codec
 from worldpager.sim.predictions import Inputs, poses_hash
 from worldpager.sim.presets import get_preset
 
-METRICS, SUMMARY, POSES = "metrics.jsonl", "summary.json", "poses.npy"
+SUMMARY, POSES = "summary.json", "poses.npy"
+MOST_CHUNKS = 1 << 18
+"""Chunks beyond which a folder is not taken for a rollout's: four days of them."""
+_NOT_OURS = (ValueError, KeyError, TypeError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,15 +58,18 @@ def read_run(folder: Path) -> Run:
     try:
         summary = json.loads((folder / SUMMARY).read_text(encoding="utf-8"))
         metrics = read_metrics(folder / METRICS)
+        check_metrics(metrics)
     except FileNotFoundError as error:
         raise ConfigError(
             f"{folder} holds no finished rollout: {Path(error.filename).name} is missing"
         ) from None
-    except (NotADirectoryError, ValueError, KeyError, TypeError) as error:
+    except (NotADirectoryError, AttributeError, OverflowError, RecursionError, *_NOT_OURS) as error:
         raise ConfigError(f"{folder} is not a rollout's folder: {error}") from None
     if not isinstance(summary, dict) or not metrics:
         raise ConfigError(f"{folder} holds a rollout without a single chunk")
-    options = dict(summary.get("options") or {})
+    options = summary.get("options") or {}
+    if not isinstance(options, dict):
+        raise ConfigError(f"{folder / SUMMARY} does not say with which options the rollout ran")
     path = _path(folder, options)
     known = {name: options[name] for name in Inputs.model_fields if name in options}
     known |= {"chunks": len(path), "poses": poses_hash(path)}
@@ -74,7 +80,7 @@ def read_run(folder: Path) -> Run:
     try:
         inputs = Inputs(**known)
         started, estimated = _started(folder, summary)
-    except ValueError as error:
+    except (OverflowError, *_NOT_OURS) as error:
         raise ConfigError(
             f"{folder / SUMMARY} cannot be understood: {' '.join(str(error).split())}"
         ) from None
@@ -85,22 +91,34 @@ def _path(folder: Path, options: Mapping[str, Any]) -> Floats:
     """The camera path: as stored beside the metrics, else made again from its name and seed."""
     stored = folder / POSES
     if stored.exists():
-        try:
-            poses = np.asarray(np.load(stored, allow_pickle=False), dtype=np.float64)
-        except (OSError, ValueError, EOFError) as error:
-            raise ConfigError(f"{stored} cannot be read as a plain array: {error}") from None
-        if poses.ndim != 4 or poses.shape[2:] != (4, 4):
-            raise ConfigError(f"{stored} must hold poses [chunks, frames, 4, 4]")
-        return poses
+        return _stored_path(stored)
     try:
         name, chunks = str(options["path"]), int(options["chunks"])
-    except KeyError as error:
+        seed = int(options.get("seed") or 0)
+    except _NOT_OURS as error:
         raise ConfigError(
-            f"{folder} has neither {POSES} nor the option {error} in {SUMMARY}; "
+            f"{folder} has neither {POSES} nor usable options of the path in {SUMMARY} ({error}); "
             "its camera path cannot be had again"
         ) from None
+    if not (0 < chunks <= MOST_CHUNKS and seed >= 0):
+        raise ConfigError(f"{folder / SUMMARY} speaks of {chunks} chunks and the seed {seed}")
     frames = get_preset(str(options.get("model", "builtin"))).frames_per_chunk
-    return make_path(name, chunks, frames, int(options.get("seed") or 0))
+    return make_path(name, chunks, frames, seed)
+
+
+def _stored_path(file: Path) -> Floats:
+    """The poses in a file; mapped at first, so that nothing is allocated from what it says."""
+    try:
+        stored = np.load(file, mmap_mode="r", allow_pickle=False)
+    except Exception as error:  # a damaged header lets numpy's parser errors of all kinds out
+        raise ConfigError(f"{file} cannot be read as a plain array: {error}") from None
+    if not isinstance(stored, np.ndarray) or stored.dtype.kind not in "fiu":
+        raise ConfigError(f"{file} must hold one array of numbers")
+    if stored.ndim != 4 or stored.shape[2:] != (4, 4) or not 0 < len(stored) <= MOST_CHUNKS:
+        raise ConfigError(f"{file} must hold poses [chunks, frames, 4, 4], not {stored.shape}")
+    poses = np.array(stored, dtype=np.float64)
+    as_poses(poses.reshape(-1, 4, 4), str(file))
+    return poses
 
 
 def _started(folder: Path, summary: Mapping[str, Any]) -> tuple[datetime, bool]:

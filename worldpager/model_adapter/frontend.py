@@ -9,7 +9,7 @@ storage and choice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -32,7 +32,8 @@ class KVSpec:
     ``model``: identity of the weights (a hash or version); blocks of another model are refused.
     ``recent_frames`` does not count the chunk being generated. ``walls``: the model's further
     tables, looked up by true latent frame, which a memory cannot get round (Matrix-Game 2.0's
-    action modules have ``Wall("action table", 7500)``).
+    action modules have ``Wall("action table", 7500)``). ``layers`` counts those of all guidance
+    ``branches``; see :meth:`branched`.
     """
 
     model: str
@@ -48,6 +49,7 @@ class KVSpec:
     batch: int = 1
     dtype: torch.dtype = torch.bfloat16
     walls: tuple[Wall, ...] = ()
+    branches: int = 1
 
     def __post_init__(self) -> None:
         for name in (
@@ -57,6 +59,7 @@ class KVSpec:
             "tokens_per_frame",
             "frames_per_chunk",
             "batch",
+            "branches",
         ):
             if getattr(self, name) < 1:
                 raise ConfigError(f"KVSpec.{name} must be at least 1, not {getattr(self, name)}")
@@ -66,6 +69,33 @@ class KVSpec:
                 raise ConfigError(
                     f"KVSpec.{name} must be a multiple of frames_per_chunk="
                     f"{self.frames_per_chunk}, not {frames}"
+                )
+
+        if self.layers % self.branches:
+            raise ConfigError(
+                f"KVSpec.layers={self.layers} cannot be those of {self.branches} equal branches; "
+                "use spec.branched(n) on the spec of one"
+            )
+
+    def branched(self, branches: int) -> KVSpec:
+        """The spec of ``branches`` caches like this one, kept together by a ``BranchedCache``.
+
+        Raises :class:`ConfigError` where this is one of several branches already.
+        """
+        if self.branches > 1:
+            raise ConfigError(f"the spec has {self.branches} branches already; give that of one")
+        return replace(self, layers=self.layers * branches, branches=branches)
+
+    def check_same(self, other: KVSpec, ours: str, theirs: str) -> None:
+        """Raises :class:`ConfigError` naming the first field in which ``other`` differs; ``ours``
+        and ``theirs`` say in the message whose specs they are.
+        """
+        for field_ in fields(self):
+            mine, its = getattr(self, field_.name), getattr(other, field_.name)
+            if mine != its:
+                raise ConfigError(
+                    f"KVSpec.{field_.name} is {mine!r} for {ours}, but {its!r} for {theirs}; "
+                    "make both with the same spec"
                 )
 
     @property

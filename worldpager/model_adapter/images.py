@@ -11,7 +11,7 @@ import torch
 from worldpager.errors import CodecError
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
 from worldpager.model_adapter.pruning import Select
-from worldpager.quant.block import BlockLabel, decode_block, kept_tokens, read_header, write_block
+from worldpager.quant.block import BlockLabel, decode_block, kept_tokens, verify_block, write_block
 from worldpager.quant.codec import BlockShape, Bytes, Codec
 from worldpager.quant.rope import TemporalRotation
 from worldpager.quant.shard import ChunkRecord, ShardLayout, read_tail, write_tail
@@ -70,14 +70,24 @@ class ChunkImage:
 
 
 class StoredImage:
-    """A chunk's image in the pool, as a window takes it."""
+    """A chunk's image in the pool, as a window takes it.
+
+    Checked again, whatever happened to memory since: raises :class:`DamagedBlockError`.
+    """
 
     def __init__(self, image: Bytes, spec: KVSpec) -> None:
         self._image = image
         self._spec = spec
         self.record, self._layout = read_tail(image, len(image), spec.layers)
         self._headers = [
-            read_header(image[self._layout.extent(layer)]) for layer in range(spec.layers)
+            verify_block(
+                image[self._layout.extent(layer)],
+                identity=self.record.identity,
+                chunk=self.record.chunk,
+                layer=layer,
+                generation=self.record.generation,
+            )
+            for layer in range(spec.layers)
         ]
         self.tokens = self._headers[0].shape.tokens
         """Tokens of each of its blocks, the same in all layers."""

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
+from worldpager.errors import ConfigError, DamagedBlockError, NonFiniteError, WorldPagerError
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
 from worldpager.model_adapter.images import (
     ChunkImage,
@@ -26,12 +26,14 @@ from worldpager.model_adapter.images import (
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
 from worldpager.model_adapter.pruning import ChunkPruning
+from worldpager.model_adapter.record import Recorder
 from worldpager.model_adapter.status import Occupancy, Status, occupancy_of, status_of
 from worldpager.model_adapter.window import Piece, check_walls, horizon, positions
 from worldpager.pager.core import Core
 from worldpager.pager.eviction import Nearness, get_eviction
 from worldpager.pager.policies import Pressure, WriteBack
 from worldpager.pager.pool import MemoryPool
+from worldpager.pager.room import SPOILED
 from worldpager.pager.runtime import Window
 from worldpager.pager.session import Session
 from worldpager.pager.stats import Stats
@@ -173,6 +175,7 @@ class WorldMemory:
             self._session.close()
             raise
         self._prefetcher = Prefetcher(self._session.pool.planners.submit)
+        self._recorder = Recorder(self._session, self.rejected, self._stale, self._pruning)
         weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
 
     def boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
@@ -188,6 +191,7 @@ class WorldMemory:
 
     def _boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         began = time.perf_counter()
+        self.spec.check_same(cache.spec, "the memory", "the cache")
         self._check(step)
         check_walls(self.spec, step.start_frame)
         rise = self._positions.rebase(step.start_frame, self._base)
@@ -197,15 +201,16 @@ class WorldMemory:
             rise = 0
         else:
             self._take(step, cache, report)
-        window, ranking = self._choose(step, report)
+        images, ranking = self._choose(step, report)
         if rise:
             cache.rebase(rise)
             self._base += rise
-        self._fill(step, cache, window, ranking, report)
+        self._fill(step, cache, images, ranking, report)
         self._prefetch(step)
         self._step = step
         report.boundary_ms = milliseconds_since(began)
         self.last = report
+        self._recorder.note()
         return report.retrieved
 
     def flush(self, timeout: float | None = None) -> None:
@@ -257,7 +262,7 @@ class WorldMemory:
         """Health, bytes by tier, counters by reason, and the methods in use. Never blocks on I/O,
         and may be called from any thread, also after :meth:`close`.
         """
-        return status_of(self._session, self.rejected, self._stale, self._pruning.ratio)
+        return status_of(self._session, self.rejected, self._stale, self._pruning)
 
     # ---- the parts of a boundary ---------------------------------------------------------------
 
@@ -340,7 +345,9 @@ class WorldMemory:
         )
         return record if poses is None else replace(record, place=tuple(place_of(poses)))
 
-    def _choose(self, step: ChunkStep, report: BoundaryReport) -> tuple[Window, tuple[int, ...]]:
+    def _choose(
+        self, step: ChunkStep, report: BoundaryReport
+    ) -> tuple[list[StoredImage], tuple[int, ...]]:
         """Pick the chunks for this window and pin them; also the candidates, best first."""
         pager, stream = self._session.pager, self._session.rollout.stream
         pager.tick()
@@ -350,7 +357,7 @@ class WorldMemory:
                 self._told.add(reason)
             self._retriever.forget(chunk)
         wanted, ranking = self._retriever.choose(step.chunk, step.poses)
-        window = pager.acquire(stream, step.chunk, wanted, ranking)
+        window, images = self._acquire(step.chunk, wanted, ranking)
         report.stall_ms += window.waited * 1e3
         report.stale, report.stale_reason = window.stale, window.reason
         if window.stale:
@@ -358,18 +365,39 @@ class WorldMemory:
         report.retrieved = tuple(c.chunk for c in window.chunks)
         report.hits = Counter(c.source for c in window.chunks)
         report.hits["empty"] = max(0, len(wanted) - len(window.chunks))
-        return window, ranking
+        return images, ranking
+
+    def _acquire(
+        self, step: int, wanted: tuple[int, ...], ranking: tuple[int, ...]
+    ) -> tuple[Window, list[StoredImage]]:
+        """A window and its images, all checked; a chunk whose bytes changed in memory is a miss."""
+        pager, stream = self._session.pager, self._session.rollout.stream
+        reason = ""
+        while True:
+            window = pager.acquire(stream, step, wanted, ranking)
+            images, spoiled = [], []
+            for chunk in window.chunks:
+                try:
+                    images.append(StoredImage(chunk.image, self.spec))
+                except DamagedBlockError as error:
+                    spoiled.append(chunk.chunk)
+                    if SPOILED not in self._told:
+                        self._told.add(SPOILED)
+                        log.warning("chunk %d %s: %s", chunk.chunk, SPOILED, error)
+            if not spoiled:
+                return replace(window, reason=reason or window.reason), images
+            reason = SPOILED
+            pager.spoiled(stream, tuple(spoiled))
 
     def _fill(
         self,
         step: ChunkStep,
         cache: FrontendCache,
-        window: Window,
+        images: list[StoredImage],
         ranking: tuple[int, ...],
         report: BoundaryReport,
     ) -> None:
         """Lay the window out and decode the retrieved chunks into it."""
-        images = [StoredImage(chunk.image, self.spec) for chunk in window.chunks]
         pieces = [_piece(image.record, ranking) for image in images]
         placed = self._positions.place(step.start_frame, self._base, pieces)
         tokens = [image.tokens for image in images]

@@ -70,6 +70,7 @@ def store_spec(spec: KVSpec, session: str, rollout: int, codec: Codec, positions
         session=session,
         rollout=rollout_name(rollout),
         model=spec.model,
+        branches=spec.branches,
         layers=spec.layers,
         tokens=shape.tokens,
         heads=shape.heads,

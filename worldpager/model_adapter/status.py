@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from worldpager.model_adapter.pruning import ChunkPruning
+from worldpager.pager.room import SPOILED
 from worldpager.pager.session import Session
 
 
@@ -24,8 +26,9 @@ class Status:
     """A memory at one moment. Counts are since it was opened, by reason.
 
     ``problems``: one sentence each, empty while all is well. ``lost``: chunks that left every tier.
-    ``damaged``: stored chunks that were found not to be what was written. ``rejected``: chunks that
-    were never stored. ``stale``: windows served with an older or nearer set.
+    ``damaged``: chunks, stored or in memory, that were found not to be what was
+    written. ``rejected``: chunks that were never stored. ``stale``: windows served with an older
+    or nearer set.
     """
 
     problems: tuple[str, ...]
@@ -45,12 +48,14 @@ class Status:
     read_failures: Mapping[str, int]
     write_failures: Mapping[str, int]
     stale: Mapping[str, int]
-    pruning_ratio: float
+    pruning_ratio: float = 0.0
     """Share of the past that windows did not show because its tokens were pruned."""
+    background_error: str = ""
+    """What the last flush, or closing, could not make durable; empty once one could."""
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was lost or damaged and writing works."""
+        """Whether nothing was lost or damaged, writing works, and the pool is as asked for."""
         return not self.problems
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,14 +73,21 @@ def status_of(
     session: Session,
     rejected: Mapping[str, int],
     stale: Mapping[str, int],
-    pruning_ratio: float,
+    pruning: ChunkPruning,
 ) -> Status:
     """The status of ``session``; the rest as counted by its memory."""
     pager, stats = session.pager, session.pager.core.stats
     # Copied in one step each, for other threads may count on.
     lost, damaged, rejected = dict(stats.dropped), dict(session.damaged), dict(rejected)
+    if stats.spoiled:
+        damaged[SPOILED] = stats.spoiled
+    problems = [*_problems(pager.core.trouble, lost, damaged, rejected)]
+    if pager.failure:
+        problems.append(pager.failure)
+    if pager.arena.pin_failed:
+        problems.append(f"the pool is not page-locked as was asked: {pager.arena.pin_reason}")
     return Status(
-        problems=tuple(_problems(pager.core.trouble, lost, damaged, rejected)),
+        problems=tuple(problems),
         pool=pager.core.capacity,
         occupancy=occupancy_of(session),
         pinned=pager.arena.pinned_bytes,
@@ -88,7 +100,8 @@ def status_of(
         read_failures=dict(stats.read_failures),
         write_failures=dict(stats.write_failures),
         stale=dict(stale),
-        pruning_ratio=pruning_ratio,
+        pruning_ratio=pruning.ratio,
+        background_error=pager.failure,
     )
 
 
@@ -99,7 +112,7 @@ def _problems(
         yield f"writing to disk fails: {trouble}"
     for counts, text in (
         (lost, "chunks were lost"),
-        (damaged, "stored chunks were found damaged"),
+        (damaged, "chunks were found damaged"),
         (rejected, "chunks were not stored"),
     ):
         if total := sum(counts.values()):

@@ -21,6 +21,7 @@ dropped and counted; what is served is resident and current.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -28,11 +29,12 @@ from worldpager.errors import BudgetError
 from worldpager.pager import events as ev
 from worldpager.pager.events import Action, ChunkKey, Event
 from worldpager.pager.eviction import EvictionPolicy
+from worldpager.pager.pace import Pace
 from worldpager.pager.policies import Choice, FallbackPolicy, Pressure, WriteBack
 from worldpager.pager.room import WINDOW_RANK, Room
 from worldpager.pager.spill import Spill, backoff
 from worldpager.pager.states import Page, State
-from worldpager.pager.stats import Stats
+from worldpager.pager.stats import Counted, Stats
 from worldpager.pager.table import PageTable
 from worldpager.tiers.extents import page_ceil
 
@@ -45,11 +47,20 @@ READ_ATTEMPTS = 5
 class _Stream:
     """What the core remembers of one stream between two windows."""
 
-    __slots__ = ("ahead", "awaited", "gathering", "pinned")
+    __slots__ = (
+        "ahead", "awaited", "before", "counted", "further", "gathering", "pace", "pinned", "urgent",
+        "width",
+    )  # fmt: skip
 
     def __init__(self) -> None:
         self.pinned: list[Page] = []  # the window served last
+        self.before: list[Page] = []  # the one before it, no longer pinned
+        self.counted = Counted({}, False)  # what the window served last added to the statistics
+        self.width = 1  # chunks a window wants
         self.ahead: tuple[ChunkKey, ...] = ()
+        self.urgent: tuple[ChunkKey, ...] = ()  # of these, what may be loaded in this step
+        self.further: tuple[ChunkKey, ...] = ()  # and after that
+        self.pace = Pace()
         self.awaited: set[ChunkKey] = set()  # what the next window waits for
         self.gathering: set[ChunkKey] = set()  # all of that window: none of it may leave meanwhile
 
@@ -98,6 +109,7 @@ class Core:
             ev.Forgo: self._forgo,
             ev.Adopt: self._adopt,
             ev.Boundary: self._boundary,
+            ev.Spoiled: self._spoiled,
             ev.Ahead: self._ahead,
             ev.ReadDone: self._read_done,
             ev.ReadFailed: self._read_failed,
@@ -152,6 +164,7 @@ class Core:
         if self.stats.spill_chunk is None and self.table.extents.largest_free < event.nbytes:
             self.stats.spill_chunk = self.stats.commits + 1
         self._usual = event.nbytes
+        self._end_step(self._streams.setdefault(event.key.stream, _Stream()))
         offset = self._room.find(event.nbytes, WINDOW_RANK)
         may_drop = self._pressure == "drop" or event.insist or self._spill.broken
         if offset is None and may_drop:
@@ -223,6 +236,12 @@ class Core:
             page = page_of(chunk)
             return page is not None and page.resident
 
+        if not stream.awaited:
+            self._end_step(stream)
+            ahead = self._pages(stream.ahead)
+            late = any(p.key.chunk in event.wanted and not p.resident for p in ahead)
+            stream.pace.window(late)
+            stream.width = len(event.wanted) or stream.width
         known = tuple(c for c in event.wanted if page_of(c) is not None)
         missing = [c for c in known if not resident(c)]
         chunks, reason = known, "" if len(known) == len(event.wanted) else "absent"
@@ -239,6 +258,12 @@ class Core:
             chunks, reason = choice.chunks, choice.reason
         self._serve(stream, event, [pages[ChunkKey(event.stream, c)] for c in chunks], reason)
 
+    def _end_step(self, stream: _Stream) -> None:
+        """A chunk is finished: what was admitted should be there, and no more of it begins."""
+        left = sum(not page.resident for page in self._pages(stream.further))
+        stream.pace.end(len(stream.further) - left, left)
+        stream.urgent = stream.further = ()
+
     def _cannot_load(self, stream: _Stream) -> bool:
         """Whether the window waits in vain: no room for its reads, and none is being made."""
         if not stream.awaited or self._starved != WINDOW_RANK or self._reads:
@@ -247,7 +272,7 @@ class Core:
         return not making_room or self._spill.broken
 
     def _serve(self, stream: _Stream, event: ev.Boundary, window: list[Page], reason: str) -> None:
-        served, lacking = [], len(event.wanted)
+        served, hits, lacking = [], Counter[str](), len(event.wanted)
         for page in window:
             assert page.resident and page.offset is not None
             source: ev.Source = "staged" if page.staged else "dram"
@@ -256,7 +281,7 @@ class Core:
             if page.key.chunk not in event.wanted:
                 source = "stale"
             else:
-                self.stats.hits[source] += 1
+                hits[source] += 1
                 lacking -= 1
             self.stats.fetched += page.fetched
             page.fetched = False
@@ -266,11 +291,12 @@ class Core:
                 ev.Served(page.key.chunk, page.generation, page.offset, page.nbytes, source)
             )
         replaced = min(lacking, sum(s.source == "stale" for s in served))
-        self.stats.hits["stale"] += replaced
-        self.stats.hits["empty"] += lacking - replaced
-        self.stats.windows += 1
-        self.stats.stale_windows += bool(reason)
+        hits["stale"] += replaced
+        hits["empty"] += lacking - replaced
+        stream.counted = Counted(hits, bool(reason))
+        self.stats.count(stream.counted)
         released, stream.pinned = stream.pinned, window
+        stream.before = released
         stream.awaited.clear()
         stream.gathering.clear()
         for page in released:
@@ -279,6 +305,21 @@ class Core:
         serve = ev.Serve(event.stream, event.step, tuple(served), bool(reason), reason)
         self._out += [serve, ev.Progress()]  # what was released may be room for another stream
 
+    def _spoiled(self, event: ev.Spoiled) -> None:
+        stream = self._streams[event.stream]
+        self.stats.take_back(stream.counted)
+        window, stream.pinned = stream.pinned, [p for p in stream.before if p.resident]
+        for page in stream.pinned:
+            page.pins += 1
+        for page in window:
+            page.pins -= 1
+            if page.key.chunk not in event.chunks:
+                self.table.settle(page)
+                continue
+            stream.pinned = [p for p in stream.pinned if p is not page]
+            page.pins = sum(s.pinned.count(page) for s in self._streams.values())
+            self._room.spoil(page)
+
     def _ahead(self, event: ev.Ahead) -> None:
         stream = self._streams.setdefault(event.stream, _Stream())
         for page in self._pages(stream.ahead):
@@ -286,6 +327,7 @@ class Core:
         stream.ahead = tuple(
             key for c in event.chunks if (key := ChunkKey(event.stream, c)) in self.table.pages
         )
+        self._admit(stream, event.stream)
         before = {page.key for page in self.table.resident() if page.staged}
         for rank, page in enumerate(self._pages(stream.ahead)):
             page.rank = rank
@@ -294,6 +336,14 @@ class Core:
             page = self.table.pages[key]
             if page.rank is None:
                 self._room.unstage(page)
+
+    def _admit(self, stream: _Stream, number: int) -> None:
+        """What of a new list may be loaded before the next window comes."""
+        urgent, further = stream.ahead[: stream.width], stream.ahead[stream.width :]
+        further = tuple(p.key for p in self._pages(further) if p.state is State.STORED)
+        reading = sum(p.key.stream == number for p in self.table.current(State.LOADING))
+        now, later = stream.pace.admit(len(urgent), len(further), reading)
+        stream.urgent, stream.further = urgent[:now], further[:later]
 
     def _stage(self, page: Page) -> None:
         if page.resident and not page.staged and page.offset is not None:
@@ -311,7 +361,8 @@ class Core:
                 continue  # listed twice, and just begun
             if self._starved is not None and rank != WINDOW_RANK:
                 return  # nothing less urgent may take the room that becomes free
-            offset = self._room.find(page.nbytes, rank)
+            further = page.key in self._streams[page.key.stream].further
+            offset = self._room.find(page.nbytes, rank, leave=int(further and rank != WINDOW_RANK))
             if offset is None:
                 self._starved = rank if self._starved is None else self._starved
                 continue
@@ -327,7 +378,8 @@ class Core:
         """Stored chunks to load, with their ranks: first what a window waits for."""
         streams = self._streams.values()
         order = [(p, WINDOW_RANK) for s in streams for p in self._pages(sorted(s.awaited))]
-        pages = [p for s in streams for p in self._pages(s.ahead)]
+        steady = [s for s in streams if not s.awaited]
+        pages = [p for s in steady for p in self._pages(s.urgent + s.further)]
         ranked = [(p, p.rank) for p in pages if p.rank is not None]
         order += sorted(ranked, key=lambda pair: (pair[1], pair[0].key))
         return [(p, r) for p, r in order if p.state is State.STORED and p.retry_at <= self._tick]

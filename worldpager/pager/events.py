@@ -92,6 +92,16 @@ class Boundary:
 
 
 @dataclass(frozen=True, slots=True)
+class Spoiled:
+    """Chunks just served whose bytes were found changed in memory: the window counts as not served
+    and is asked for again. Those on NVMe are read again when they are wanted; others are lost.
+    """
+
+    stream: int
+    chunks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Ahead:
     """The chunks to have resident soon, most urgent first. Replaces the stream's earlier list:
     what was only queued is forgotten, what is being read is finished.
@@ -164,8 +174,8 @@ class Tick:
 
 
 Event = (
-    Reserve | Commit | Abandon | Forgo | Adopt | Boundary | Ahead | ReadDone | ReadFailed
-    | WriteDone | WriteFailed | DeleteDone | DeleteFailed | Flush | Tick
+    Reserve | Commit | Abandon | Forgo | Adopt | Boundary | Spoiled | Ahead | ReadDone
+    | ReadFailed | WriteDone | WriteFailed | DeleteDone | DeleteFailed | Flush | Tick
 )  # fmt: skip
 
 

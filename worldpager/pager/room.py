@@ -25,6 +25,10 @@ PRESSURE = "pressure"
 """Why a chunk was dropped from a pool that was full while writing worked."""
 
 
+SPOILED = "changed in memory"
+"""Why a chunk is lost whose bytes changed in DRAM before they were on disk."""
+
+
 class Room:
     """Finds extents, evicting and dropping where it must."""
 
@@ -45,16 +49,24 @@ class Room:
         self._spill = spill
         self._gathering = gathering
 
-    def find(self, nbytes: int, rank: int) -> int | None:
+    def find(self, nbytes: int, rank: int, leave: int = 0) -> int | None:
         """An extent for something of ``rank`` on an ahead list, made by evicting clean chunks that
-        are on no list or further down.
+        are on no list or further down; none where so few of these are left that not ``leave``
+        more of ``nbytes`` could be had.
         """
+        free = self._table.extents.largest_free // page_ceil(nbytes)
+        if free > leave:
+            return self._table.extents.allocate(nbytes)
+        clean = self._spare(State.CLEAN)
+        if rank != WINDOW_RANK:
+            clean += [p for p in self._spare(State.WRITING) if p.since >= self._stats.windows - 1]
+        spare = [p for p in clean if p.rank is None]
+        ranked = [p for p in clean if p.rank is not None and p.rank > rank]
+        if free + len(spare) + len(ranked) <= leave:
+            return None
         offset = self._table.extents.allocate(nbytes)
         if offset is not None:
             return offset
-        clean = self._spare(State.CLEAN)
-        spare = [p for p in clean if p.rank is None]
-        ranked = [p for p in clean if p.rank is not None and p.rank > rank]
         if not self._table.fits_without(spare + ranked, nbytes):
             return None
         ranked.sort(key=lambda p: p.rank or 0)
@@ -64,6 +76,8 @@ class Room:
                 spare.remove(victim)
             else:
                 victim = ranked.pop()
+            if victim.state is State.WRITING:
+                return None
             self._evict(victim)
             offset = self._table.extents.allocate(nbytes)
         return offset
@@ -105,6 +119,19 @@ class Room:
         self._table.let_go(page)
         del self._table.pages[page.key]
         self.lose(page.key, self._spill.trouble or PRESSURE)
+
+    def spoil(self, page: Page) -> None:
+        """The bytes of a page that was resident and pinned changed: it is as good as not there."""
+        self._stats.spoiled += 1
+        if page.obsolete:
+            self._table.settle(page)
+        elif page.state is State.CLEAN:
+            self._evict(page)
+        else:
+            self.unstage(page)
+            self._spill.flush_is_done_with(page, failed=True)
+            self._table.forget(page)
+            self.lose(page.key, SPOILED)
 
     def unstage(self, page: Page) -> None:
         """The copy near the compute device, if there is one, is no longer needed."""

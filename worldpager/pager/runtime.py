@@ -79,6 +79,8 @@ class Pager:
         self._lost: dict[int, list[tuple[int, str]]] = defaultdict(list)
         self._untold: Counter[str] = Counter()  # lost to failing writes since the last flush
         self._flushed: ev.Flushed | None = None
+        self.failure = ""
+        """What the last flush could not make durable; empty once one could."""
         self._turn: int | None = None  # the thread within turn()
         self._closed = False
         self._process = os.getpid()
@@ -184,6 +186,14 @@ class Pager:
         )
         return Window(chunks, serve.stale, serve.reason, waited)
 
+    def spoiled(self, stream: int, chunks: tuple[int, ...]) -> None:
+        """Tell that the bytes of ``chunks``, of the window just acquired, changed in memory. The
+        window has to be acquired again.
+        """
+        with self._lock:
+            self._check_open()
+            self._handle(ev.Spoiled(stream, chunks))
+
     def ahead(self, stream: int, chunks: tuple[int, ...]) -> None:
         """Load these chunks soon, most urgent first. Returns at once; callable from any thread."""
         with self._lock:
@@ -210,7 +220,18 @@ class Pager:
         """
         with self._lock:
             self._check_open()
-            self._flush(timeout)
+            with self._noted():
+                self._flush(timeout)
+
+    @contextmanager
+    def _noted(self) -> Iterator[None]:
+        """Around a flush: note how it ended."""
+        try:
+            yield
+        except BackgroundError as error:
+            self.failure = str(error)
+            raise
+        self.failure = ""
 
     def _flush(self, timeout: float | None) -> None:
         deadline = None if timeout is None else time.monotonic() + timeout
@@ -260,13 +281,13 @@ class Pager:
                 if self._closed:
                     return
                 try:
-                    with suppress(ClosedError):  # another thread was quicker
+                    with suppress(ClosedError), self._noted():  # another thread was quicker
                         self._flush(timeout)
                 finally:
                     self._closed = True
                     self._progress.notify_all()
         finally:
-            if self._process == os.getpid():
+            if self.owned:
                 self._workers.close(max(0.5, timeout / 5))
                 self._staging.close()
                 self._arena.close()
@@ -292,6 +313,11 @@ class Pager:
     def arena(self) -> Lease:
         """The part of the pool that it works in, to look at."""
         return self._arena
+
+    @property
+    def owned(self) -> bool:
+        """Whether this process made it; a forked one may look only."""
+        return self._process == os.getpid()
 
     @property
     def closed(self) -> bool:

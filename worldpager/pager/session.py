@@ -12,6 +12,7 @@ import logging
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,9 @@ from worldpager.tiers.spec import StoreSpec
 from worldpager.tiers.store import ChunkStore
 
 log = logging.getLogger("worldpager")
+
+LAST_WORDS_SECONDS = 0.5
+"""How long closing waits for what is to be said last."""
 
 
 class StreamFiles:
@@ -117,7 +121,9 @@ class Session:
         :meth:`MemoryPool.lease` before a file is touched, and as :meth:`ChunkStore.open` before a
         pool is allocated. Whatever is raised, nothing stays open or leased.
         """
-        self._directory = Path(directory)
+        self._directory = Path(directory).resolve()
+        self.on_close: Callable[[], None] | None = None
+        """Called on closing, when nothing changes any more and the directory is still ours."""
         self._io = io
         self._disk_cap = DiskCap(disk_cap)
         self._closing = threading.Lock()
@@ -165,6 +171,12 @@ class Session:
         return self.rollout
 
     @property
+    def folder(self) -> Path:
+        """The folder of the current rollout in which its chunks and its lock lie."""
+        spec = self.rollout.store.spec
+        return self._directory / spec.rollout / spec.streams[0]
+
+    @property
     def disk_bytes(self) -> int:
         """Bytes of all files of the rollouts in the directory, opened here or not."""
         return self._disk_cap.taken
@@ -203,30 +215,45 @@ class Session:
             finally:
                 if self._owns_pool:
                     self.pool.close()
+                words, self.on_close = self.on_close, None
+                if words is not None and self.pager.owned:
+                    _in_time(words, LAST_WORDS_SECONDS)
                 for store in self._stores:
                     store.close()
 
     def _publish(self, timeout: float) -> None:
-        """Publish all rollouts' metadata, on a thread that may be left behind where disks hang."""
-        failures: list[Exception] = []
+        """Publish all rollouts' metadata."""
 
         def publish() -> None:
-            try:
-                for store in self._stores:
-                    publish_chunks(store)
-            except Exception as error:
-                failures.append(error)
+            for store in self._stores:
+                publish_chunks(store)
 
-        thread = threading.Thread(target=publish, name="worldpager-publish", daemon=True)
-        thread.start()
-        thread.join(timeout)
-        if thread.is_alive():
+        if not _in_time(publish, timeout):
             raise BackgroundError(
                 f"the metadata arrays were not written within {timeout:.1f} s: the disk is too "
                 "slow or stuck; all chunks are on disk"
             )
-        for failure in failures:
-            raise failure
+
+
+def _in_time(work: Callable[[], None], timeout: float) -> bool:
+    """Do ``work`` on a thread that may be left behind where disks hang; whether it ended in time.
+
+    Raises what it raised.
+    """
+    failures: list[Exception] = []
+
+    def do() -> None:
+        try:
+            work()
+        except Exception as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=do, name="worldpager-publish", daemon=True)
+    thread.start()
+    thread.join(timeout)
+    for failure in failures:
+        raise failure
+    return not thread.is_alive()
 
 
 def publish_chunks(store: ChunkStore) -> None:

@@ -106,6 +106,7 @@ class Spill:
     def _write(self, page: Page) -> None:
         assert page.offset is not None
         self._table.move(page, "write")
+        page.since = self._stats.windows
         self.writing += 1
         self._busy.add(page.key)
         if self._stats.first_write_chunk is None:

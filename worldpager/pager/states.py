@@ -61,7 +61,7 @@ class Page:
 
     __slots__ = (
         "key", "generation", "nbytes", "offset", "state", "pins", "rank", "last_used", "staged",
-        "fetched", "attempts", "retry_at", "flushing", "obsolete",
+        "fetched", "since", "attempts", "retry_at", "flushing", "obsolete",
     )  # fmt: skip
 
     def __init__(self, key: ChunkKey, generation: int, nbytes: int) -> None:
@@ -75,6 +75,7 @@ class Page:
         self.last_used = 0  # logical time of the last commit, load or use
         self.staged = False
         self.fetched = False  # came from NVMe since it was last served
+        self.since = 0  # windows served when its write began
         self.attempts = 0  # failed reads or writes in a row
         self.retry_at = 0  # tick before which no new attempt is made
         self.flushing = False  # a flush waits for it

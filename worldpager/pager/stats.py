@@ -3,8 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """What one window adds to the statistics: hits by source, and whether it was stale."""
+
+    hits: Mapping[str, int]
+    stale: bool
 
 
 @dataclass(slots=True)
@@ -29,6 +38,8 @@ class Stats:
     bytes_written: int = 0
     windows: int = 0
     stale_windows: int = 0
+    spoiled: int = 0
+    """Resident chunks whose bytes were found changed when a window was to be served them."""
     fetched: int = 0
     spill_chunk: int | None = None
     """The commit (counted from 1) that first found no free room in the pool."""
@@ -43,6 +54,18 @@ class Stats:
     """Chunks lost from every tier, by reason."""
     read_failures: Counter[str] = field(default_factory=Counter)
     write_failures: Counter[str] = field(default_factory=Counter)
+
+    def count(self, window: Counted) -> None:
+        """A window was served."""
+        self.hits.update(window.hits)
+        self.windows += 1
+        self.stale_windows += window.stale
+
+    def take_back(self, window: Counted) -> None:
+        """A window that was counted was not served after all."""
+        self.hits.subtract(window.hits)
+        self.windows -= 1
+        self.stale_windows -= window.stale
 
     def as_dict(self) -> dict[str, Any]:
         """Plain numbers and dictionaries, ready for JSON."""

@@ -79,7 +79,9 @@ class Workers:
             self._under_way += 1
         match job:
             case ev.Read():
-                self._crews[0].submit(partial(self._do, partial(self._read, job)))
+                # reserved here, in the core's order, which the threads may not keep
+                deadline = self._limits[0].reserve(job.nbytes)
+                self._crews[0].submit(partial(self._do, partial(self._read, job, deadline)))
             case ev.Write():
                 self._crews[1].submit(partial(self._do, partial(self._write, job)))
             case ev.Delete():
@@ -113,10 +115,9 @@ class Workers:
                 self._under_way -= 1
                 self._changed.notify_all()
 
-    def _read(self, job: ev.Read) -> Event:
+    def _read(self, job: ev.Read, deadline: float) -> Event:
         key, generation = job.key, job.generation
         try:
-            deadline = self._limits[0].reserve(job.nbytes)
             with self._lease.held():
                 view = self._lease.view(job.offset, job.nbytes)
                 self.files[key.stream].read(key.chunk, generation, view)

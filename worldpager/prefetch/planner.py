@@ -4,6 +4,10 @@ While chunk c is denoised its poses are known, and those of c+1 and c+2 are know
 For each the retrieval policy ranks the chunks that will then be candidates. The load list is: the
 predicted set of c+1 best first, then a few further ranks in case the prediction is a little off,
 then the same for c+2, which uses whatever channel time is left.
+
+Errors of prediction sit where the player's action changes, which no extrapolation can know. Where
+the frontend has controls, the sets of the likeliest next actions come first, in order of
+likelihood, and the further ranks after them.
 """
 
 from __future__ import annotations
@@ -16,11 +20,23 @@ import numpy as np
 from worldpager.errors import ConfigError
 from worldpager.prefetch.extrapolate import ConstantVelocity, Extrapolator, poses_ahead
 from worldpager.prefetch.index import PlaceIndex
+from worldpager.prefetch.keys import Vector
 from worldpager.prefetch.poses import Floats, place_of
-from worldpager.prefetch.retrieval import RetrievalPolicy, Selection, candidate_range
+from worldpager.prefetch.ranking import (
+    Query,
+    Ranking,
+    RetrievalPolicy,
+    Selection,
+    candidate_range,
+    ranks_ahead,
+)
 
 PATH_AHEAD = (1, 2, 4, 8)
 """Chunks ahead whose places make up the path that eviction measures distance to (and now)."""
+
+
+EXTRA = 3
+"""Further ranks loaded for each chunk ahead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +76,8 @@ class PrefetchPlanner:
 
     ``k``: chunks a retrieval set has. ``sink``, ``recent``: finished chunks that every window shows
     at its start and just before the current chunk. ``extra``: further ranks loaded per chunk ahead.
-    ``horizon``: chunks looked ahead. ``project_so3``: as in :func:`place_of`.
+    ``horizon``: chunks looked ahead. ``project_so3``: as in :func:`place_of`. ``pages``: units that
+    a chunk is stored in; ``k``, ``sink``, ``recent`` and ``extra`` count units.
     """
 
     def __init__(
@@ -70,10 +87,11 @@ class PrefetchPlanner:
         k: int,
         sink: int = 1,
         recent: int = 1,
-        extra: int = 3,
+        extra: int = EXTRA,
         horizon: int = 2,
         extrapolator: Extrapolator | None = None,
         project_so3: bool = False,
+        pages: int = 1,
     ) -> None:
         for name, value in (("k", k), ("sink", sink), ("recent", recent), ("extra", extra)):
             if value < 0:
@@ -88,6 +106,7 @@ class PrefetchPlanner:
         self.horizon = horizon
         self.extrapolator: Extrapolator = extrapolator or ConstantVelocity()
         self.project_so3 = project_so3
+        self.pages = pages
 
     def plan(
         self,
@@ -98,13 +117,19 @@ class PrefetchPlanner:
         previous: Floats | None = None,
         known: Sequence[Floats] = (),
         resident: Iterable[int] = (),
+        keys: Sequence[Vector] = (),
+        epoch: int = 0,
+        branches: Sequence[Floats] = (),
     ) -> Plan:
         """The plan while ``chunk`` is generated.
 
         ``index``: chunks stored so far, at most ``chunk - 1``; what is not finished cannot be
         listed. ``poses``: latent poses `[F, 4, 4]` of ``chunk``, ``previous`` of the one before,
         ``known`` of those after it as far as the frontend knows them. ``resident``: passed on to
-        the policy. Without poses only a policy that needs none plans anything.
+        the policy. ``keys``: mean queries of the chunks ahead, the last one known standing in for
+        what follows; ``epoch``: that of the prompt. ``branches``: poses `[F, 4, 4]` that c+1 may
+        have where they are not known, the likeliest first. Without what the policy needs nothing is
+        planned, but for the path where there are poses.
         """
         if poses is None:
             if self.policy.needs_poses:
@@ -117,14 +142,25 @@ class PrefetchPlanner:
             now = place_of(poses, project_so3=self.project_so3)
             path = np.stack([now, *(places[step - 1] for step in PATH_AHEAD)])
 
+        if not keys and not ranks_ahead(self.policy):
+            return Plan((), (), path)
         held = frozenset(resident)
         wanted: dict[int, Wanted] = {}
+
+        def rank(step: int, place: Floats | None, count: int) -> Ranking:
+            candidates = candidate_range((chunk + step) * self.pages, self.sink, self.recent)
+            vector = keys[min(step, len(keys)) - 1] if keys else None
+            return self.policy.rank(index, Query(place, vector, epoch), candidates, count, held)
+
+        if not known:
+            for branch in branches:
+                place = place_of(branch, project_so3=self.project_so3)
+                for other in rank(1, place, self.k).ids.tolist():
+                    wanted.setdefault(other, Wanted(other, 1, True))
         sets = []
         for step in range(1, self.horizon + 1):
-            candidates = candidate_range(chunk + step, self.sink, self.recent)
-            query = None if places is None else places[step - 1]
-            ranking = self.policy.rank(index, query, candidates, self.k + self.extra, held)
+            ranking = rank(step, None if places is None else places[step - 1], self.k + self.extra)
             sets.append(Selection.best(ranking, self.k))
-            for rank, other in enumerate(ranking.ids.tolist()):
-                wanted.setdefault(other, Wanted(other, step, rank < self.k))
+            for place_in_list, other in enumerate(ranking.ids.tolist()):
+                wanted.setdefault(other, Wanted(other, step, place_in_list < self.k))
         return Plan(tuple(wanted.values()), tuple(sets), path)

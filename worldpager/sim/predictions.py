@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, ValidationError, field_validator
 
 import worldpager
 from worldpager.errors import ConfigError
@@ -129,6 +129,13 @@ class Criterion(BaseModel):
     predicted: Value
     tolerance: Tolerance
 
+    @field_validator("name")
+    @classmethod
+    def _of_an_outcome(cls, name: str) -> str:
+        if name not in Outcome.model_fields:
+            raise ValueError(f"no outcome is called {name!r}")
+        return name
+
 
 class Verdict(BaseModel):
     """A criterion after the run."""
@@ -150,7 +157,7 @@ class Prediction(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     format: Literal[1] = 1
-    created: datetime
+    created: AwareDatetime
     version: str
     code: str
     inputs: Inputs

@@ -153,6 +153,7 @@ class Simulator:
             sink=config.sink_chunks,
             recent=config.recent_chunks,
             rank_all=config.on_miss == "nearest",
+            resident=lambda: [page.key.chunk for page in self.core.table.resident()],
         )
         self._policy = (
             get_eviction(config.eviction, self._nearness)

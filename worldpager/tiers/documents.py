@@ -26,6 +26,8 @@ from worldpager.tiers.io_backend import IOBackend
 from worldpager.tiers.spec import FORMAT_VERSION, StoreSpec
 
 DOCUMENT = "zarr.json"
+STATUS = ".worldpager.status.json"
+"""What a run says of itself while it lasts; beside the lock, where no Zarr reader looks."""
 MAX_DOCUMENT = 1 << 20
 """Bytes beyond which a document is not read: ours have a few thousand."""
 
@@ -157,14 +159,30 @@ def write_document(io: IOBackend, path: Path, content: bytes) -> None:
 
 
 def group_bytes(own: Mapping[str, object], attributes: Mapping[str, JsonValue]) -> bytes:
-    """A group's document with our own attributes under ``worldpager`` beside the caller's."""
-    return to_json(
-        {
-            "zarr_format": 3,
-            "node_type": "group",
-            "attributes": {**attributes, "worldpager": dict(own)},
-        }
-    )
+    """A group's document with our own attributes under ``worldpager`` beside the caller's.
+
+    Raises :class:`ConfigError` where it could not be read again: attributes that are not JSON, or
+    more than :data:`MAX_DOCUMENT`.
+    """
+    try:
+        content = to_json(
+            {
+                "zarr_format": 3,
+                "node_type": "group",
+                "attributes": {**attributes, "worldpager": dict(own)},
+            }
+        )
+        GroupDocument.model_validate_json(content)
+    except ValidationError as error:
+        raise ConfigError(f"attributes cannot be stored ({first_problem(error)})") from None
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(f"attributes cannot be stored as JSON: {error}") from None
+    if len(content) > MAX_DOCUMENT:
+        raise ConfigError(
+            f"attributes and identity take {len(content)} bytes, more than the {MAX_DOCUMENT} that "
+            "are read again; store large things as arrays"
+        )
+    return content
 
 
 def parse_group(path: Path, content: bytes) -> GroupDocument:

@@ -142,7 +142,8 @@ def _occupants(io: IOBackend, folder: Path, spec: StoreSpec) -> Iterator[Path]:
             yield folder / name
     for stream in spec.streams:
         for name in io.list_folder(folder / stream):
-            expected = name == documents.DOCUMENT or name.startswith(lock.NAME)
+            known = name in (documents.DOCUMENT, documents.STATUS)
+            expected = known or name.startswith(lock.NAME)
             if not expected and not documents.is_temporary(name):
                 yield folder / stream / name
 
@@ -215,4 +216,6 @@ def _own_attributes(folder: Path, content: bytes, kind: str) -> dict[str, JsonVa
 
 def _is_ours(name: str) -> bool:
     known = (documents.is_data, documents.is_temporary)
-    return name == documents.DOCUMENT or any(is_known(name) for is_known in known)
+    return name in (documents.DOCUMENT, documents.STATUS) or any(
+        is_known(name) for is_known in known
+    )

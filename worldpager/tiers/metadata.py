@@ -23,6 +23,11 @@ from worldpager.tiers.spec import StoreSpec, check_name
 _FIRST_ROOM = 1024  # chunk ids that a new array covers; doubled when one lies beyond
 
 
+ROW_BYTES = 120
+"""What a chunk takes in the arrays that a session publishes: three numbers, a place of twelve."""
+_DOCUMENTS = 8192  # the documents of small arrays and of KV arrays, and the lock: generous
+
+
 class Metadata:
     """The documents and small arrays in a rollout's folder. Thread-safe; blocks on the disk.
 
@@ -31,6 +36,8 @@ class Metadata:
 
     def __init__(self, io: IOBackend, root: Path, spec: StoreSpec) -> None:
         self._io, self._root, self._spec = io, root, spec
+        self._base = _DOCUMENTS + len(documents.group_bytes(spec.document(), {}))
+        self._base += len(spec.streams) * len(documents.kv_array_bytes(spec, MAX_CHUNKS))
         self._lock = threading.Lock()
         self._rooms: dict[str, int] = {}  # by stream: chunk ids that its array's document covers
         self._hashes: dict[Path, int] = {}  # of the files known to be current
@@ -77,6 +84,26 @@ class Metadata:
             for file in set(present).difference(files):  # rows of a longer earlier version
                 self._io.unlink(folder / file)
                 self._hashes.pop(folder / file, None)
+
+    def bound(self, chunks: int) -> int:
+        """Bytes that documents and a session's arrays take at most for so many chunks."""
+        return self._base + ROW_BYTES * documents.ROWS * -(-chunks // documents.ROWS)
+
+    def beside(self, chunks: int, new: bool) -> int:
+        """Bytes to have room for with a chunk beside ``chunks`` others: its own metadata if it is
+        ``new``, and that of one more rollout, so that a full directory still takes a new one.
+        """
+        return self.bound(chunks + new) - self.bound(chunks) + self.bound(0)
+
+    def growth(self, arrays: Mapping[str, npt.NDArray[np.generic]]) -> int:
+        """Bytes that writing ``arrays`` adds to what is there. Raises as :meth:`write_array`."""
+        total = 0
+        for name, values in arrays.items():
+            for file, content in documents.small_array_files(values).items():
+                total += len(content)
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    total -= self._io.stat(self._root / name / file).st_size
+        return total
 
     def nbytes(self) -> int:
         """Bytes of all files in the rollout's folders but chunks and temporary ones."""

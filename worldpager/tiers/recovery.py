@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import stat
 import threading
@@ -11,7 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from worldpager.errors import DamagedBlockError
-from worldpager.quant.shard import ChunkRecord, read_tail, tail_bytes, verify_image
+from worldpager.quant.shard import (
+    ChunkRecord,
+    annex_pages,
+    read_annex,
+    read_tail,
+    tail_bytes,
+    verify_image,
+)
+from worldpager.tiers.budget import HEADROOM, memory_limit
 from worldpager.tiers.directio import DirectIO, aligned_bytes
 from worldpager.tiers.extents import PAGE
 from worldpager.tiers.io_backend import Bytes, IOBackend
@@ -91,6 +100,17 @@ class Examiner:
             with self._lock:
                 self._buffer = self._buffer[:0]  # as large as a chunk: not to be kept
 
+    def annex(self, record: ChunkRecord, nbytes: int, stream: int) -> bytes:
+        """The annex of a whole chunk of ``nbytes``, as read by :meth:`by_tail`. Raises
+        :class:`DamagedBlockError` where the file has changed since, and :class:`OSError`.
+        """
+        length = annex_pages(record.layers, record.annex_bytes) + tail_bytes(record.layers)
+        path = self._folders[stream] / shard_name(record.chunk)
+        with self._lock:
+            end = self._room(length)
+            self._files.read_into(path, end, nbytes - length)
+            return read_annex(end, record)
+
     def _examine(
         self, keys: list[tuple[int, int]], read: Callable[[Path, int], ChunkRecord]
     ) -> tuple[list[StoredChunk], tuple[DamagedChunk, ...]]:
@@ -137,12 +157,17 @@ class Examiner:
         return read_tail(tail, nbytes, self._spec.layers)[0]
 
     def _read_image(self, path: Path, nbytes: int) -> ChunkRecord:
+        self._read_tail(path, nbytes)  # so that nothing is allocated for a file that is no chunk's
         image = self._room(nbytes)
         self._files.read_into(path, image)
         return verify_image(image, self._spec.layers)[0]
 
     def _room(self, nbytes: int) -> Bytes:
         if self._buffer.nbytes < nbytes:
+            if nbytes > HEADROOM and nbytes > (available := memory_limit().available):
+                raise OSError(
+                    errno.ENOMEM, f"checking takes {nbytes} bytes of memory; {available} are left"
+                )
             self._buffer = aligned_bytes(nbytes)
         return self._buffer[:nbytes]
 

@@ -19,9 +19,9 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class DiskCap:
     """Bytes that all rollouts of a session may take together: share one among their stores.
 
-    Counts what is on disk, by rollout folder, whether its store is open or not, and what is being
-    written: a temporary file lies beside the file it will replace, so both count until it has.
-    Thread-safe.
+    Counts what is on disk, by rollout folder, whether its store is open or not, what is being
+    written (a temporary file lies beside the file it will replace, so both count until it has), and
+    what is promised: the metadata that open rollouts have yet to write. Thread-safe.
     """
 
     def __init__(self, limit: int | None) -> None:
@@ -31,6 +31,7 @@ class DiskCap:
         self.limit = limit
         self._lock = threading.Lock()
         self._taken: dict[Path, int] = {}
+        self._promised: dict[Path, int] = {}
         self._pending = 0
 
     @property
@@ -49,20 +50,41 @@ class DiskCap:
         with self._lock:
             self._taken[folder] = nbytes
 
+    def promise(self, folder: Path, nbytes: int) -> None:
+        """Keep ``nbytes`` for what the rollout in ``folder`` will write beside its chunks."""
+        with self._lock:
+            self._promised[folder] = nbytes
+
+    def promised(self, folder: Path) -> int:
+        """Bytes kept for the rollout in ``folder``."""
+        with self._lock:
+            return self._promised.get(folder, 0)
+
+    def require(self, nbytes: int = 0) -> None:
+        """Raise :class:`StoreFullError` unless there is room for ``nbytes`` more."""
+        with self._lock:
+            self._require(nbytes)
+
+    def _require(self, nbytes: int) -> None:
+        total = sum((*self._taken.values(), *self._promised.values(), self._pending, nbytes))
+        if self.limit is not None and total > self.limit:
+            raise StoreFullError(
+                errno.ENOSPC,
+                f"the disk cap of {format_size(self.limit)} is reached: {format_size(total)} "
+                "would be needed; delete chunks or raise the cap",
+            )
+
     @contextmanager
-    def reserved(self, nbytes: int, free: int, free_floor: int) -> Iterator[None]:
-        """Hold ``nbytes`` for a write under way on a disk with ``free`` bytes left.
+    def reserved(
+        self, nbytes: int, free: int, free_floor: int, *, beside: int = 0
+    ) -> Iterator[None]:
+        """Hold ``nbytes`` for a write under way on a disk with ``free`` bytes left, where the cap
+        has room for ``beside`` as well.
 
         Raises :class:`StoreFullError` where the cap, or the bytes to leave free, would be broken.
         """
         with self._lock:
-            total = sum(self._taken.values()) + self._pending + nbytes
-            if self.limit is not None and total > self.limit:
-                raise StoreFullError(
-                    errno.ENOSPC,
-                    f"the disk cap of {format_size(self.limit)} is reached: {format_size(total)} "
-                    "would be needed; delete chunks or raise the cap",
-                )
+            self._require(nbytes + beside)
             if free - self._pending - nbytes < free_floor:
                 raise StoreFullError(
                     errno.ENOSPC,
@@ -108,12 +130,21 @@ class DiskSpace:
             self._used += nbytes
             self._cap.set(self._folder, self._used)
 
+    def promise(self, nbytes: int) -> None:
+        """Keep ``nbytes`` of the cap for what the store will write beside its chunks."""
+        self._cap.promise(self._folder, nbytes)
+
+    @property
+    def promised(self) -> int:
+        """Bytes that :meth:`promise` keeps."""
+        return self._cap.promised(self._folder)
+
     @contextmanager
-    def reserved(self, nbytes: int) -> Iterator[None]:
-        """Hold ``nbytes`` for a write under way.
+    def reserved(self, nbytes: int, *, beside: int) -> Iterator[None]:
+        """Hold ``nbytes`` for a write under way, where there is room for ``beside`` as well.
 
         Raises as :meth:`DiskCap.reserved`, :class:`OSError` where the disk cannot be asked.
         """
         free = self._io.free_bytes(self._folder)
-        with self._cap.reserved(nbytes, free, self._free_floor):
+        with self._cap.reserved(nbytes, free, self._free_floor, beside=beside):
             yield

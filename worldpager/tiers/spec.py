@@ -7,7 +7,7 @@ chunk record carries a 64-bit hash of all of it, so that a file copied from else
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -33,6 +33,25 @@ def check_name(kind: str, name: str) -> str:
     return name
 
 
+MOST_TEXT = 4096
+"""Characters of a text that is stored."""
+
+
+def check_text(kind: str, text: str) -> None:
+    """Raises :class:`ConfigError` for a text that could not be read again once it is stored."""
+    if len(text) > MOST_TEXT:
+        raise ConfigError(
+            f"{kind} has {len(text)} characters, more than the {MOST_TEXT} that are stored; "
+            "give a hash instead"
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"{kind} {text[:100]!r} is no Unicode text ({error.reason}); decode it first"
+        ) from None
+
+
 @dataclass(frozen=True, slots=True)
 class StoreSpec:
     """Identity of one rollout's store; every field takes part in it."""
@@ -43,7 +62,10 @@ class StoreSpec:
     """Name of the rollout: the group inside it."""
     model: str
     """What computed the KV, down to its weights: a display name and a hash, say."""
+    branches: int = field(default=1, kw_only=True)
+    """Guidance branches kept together: the layers of the first come first, then the next one's."""
     layers: int
+    """Layers of all branches."""
     tokens: int
     """Tokens of a full chunk and layer; a chunk may have fewer."""
     heads: int
@@ -58,7 +80,7 @@ class StoreSpec:
     positions: str
     """The position scheme: layout and parameters of the rotation that keys carry."""
     streams: tuple[str, ...] = ("kv",)
-    """Names of the independent caches, e.g. of guidance branches: one Zarr array each."""
+    """Names of the independent caches: one Zarr array each."""
 
     def __post_init__(self) -> None:
         """Raises :class:`ConfigError` naming the field that cannot be used."""
@@ -66,12 +88,20 @@ class StoreSpec:
         check_name("rollout", self.rollout)
         for stream in self.streams:
             check_name("stream", stream)
+        for name in ("model", "dtype", "positions"):
+            check_text(name, getattr(self, name))
+        for codec in self.codecs:
+            check_text("codec", codec)
         if not self.streams or len(set(self.streams)) != len(self.streams):
             raise ConfigError(f"stream names must be given and differ, not {self.streams}")
-        for field, most in _MOST.items():
-            value = getattr(self, field)
+        for name, most in _MOST.items():
+            value = getattr(self, name)
             if not 1 <= value <= most:
-                raise ConfigError(f"{field} must be between 1 and {most}, not {value}")
+                raise ConfigError(f"{name} must be between 1 and {most}, not {value}")
+        if self.layers % self.branches:
+            raise ConfigError(
+                f"{self.layers} layers cannot be those of {self.branches} equal branches"
+            )
         if len(self.codecs) not in (1, self.layers):
             raise ConfigError(
                 f"{len(self.codecs)} codecs for {self.layers} layers: give one for all or one each"
@@ -86,15 +116,16 @@ class StoreSpec:
         """The 64-bit identity that the blocks of ``stream`` (its index) carry: the hash of all
         fields, the stream's name and the format version.
         """
-        return identity_hash(
-            {
-                **asdict(self),
-                "codecs": ",".join(self.codecs),
-                "streams": ",".join(self.streams),
-                "stream": self.streams[stream],
-                "format_version": FORMAT_VERSION,
-            }
-        )
+        fields = {
+            **asdict(self),
+            "codecs": ",".join(self.codecs),
+            "streams": ",".join(self.streams),
+            "stream": self.streams[stream],
+            "format_version": FORMAT_VERSION,
+        }
+        if self.branches == 1:
+            del fields["branches"]  # as it was before there were any
+        return identity_hash(fields)
 
     @property
     def most_bytes(self) -> int:
@@ -108,13 +139,14 @@ class StoreSpec:
 
     def check_same(self, stored: StoreSpec) -> None:
         """Raises :class:`IdentityError` for the first field in which ``stored`` differs."""
-        for field in fields(self):
-            theirs, ours = getattr(stored, field.name), getattr(self, field.name)
+        for name in (each.name for each in fields(self)):
+            theirs, ours = getattr(stored, name), getattr(self, name)
             if theirs != ours:
-                raise IdentityError(field.name, theirs, ours)
+                raise IdentityError(name, theirs, ours)
 
 
 _MOST = {
+    "branches": 65535,
     "layers": 65535,
     "tokens": 2**32 - 1,
     "heads": 65535,
@@ -122,7 +154,7 @@ _MOST = {
     "frames": 65535,
 }
 
-_Text = Annotated[str, Field(max_length=4096)]
+_Text = Annotated[str, Field(max_length=MOST_TEXT)]
 
 
 class SpecDocument(BaseModel):
@@ -135,6 +167,7 @@ class SpecDocument(BaseModel):
     session: _Text
     rollout: _Text
     model: _Text
+    branches: int = 1
     layers: int
     tokens: int
     heads: int

@@ -27,6 +27,7 @@ from worldpager.errors import (
     StoreError,
     StoreFullError,
 )
+from worldpager.quant.shard import ChunkRecord
 from worldpager.tiers import documents, layout
 from worldpager.tiers.directio import DirectIO
 from worldpager.tiers.io_backend import Bytes, IOBackend, SystemIO
@@ -112,8 +113,12 @@ class ChunkStore:
             store = cls(io, path, spec, space, readonly=False)
             try:
                 _refuse_existing(io, path, spec)  # another may have been quicker to the lock
+                space.cap.require()
                 store._metadata.write_group({})
                 store._count_metadata()
+            except StoreFullError:
+                store.destroy()
+                raise
             except BaseException:
                 store.close()
                 raise
@@ -197,7 +202,9 @@ class ChunkStore:
             raise ConfigError(f"a chunk id must be between 0 and {MAX_CHUNKS - 1}, not {chunk}")
         target = self._path(chunk, stream)
         with _store_errors(f"write chunk {chunk} to {target}"), self._claimed(stream, chunk):
-            with self._space.reserved(image.nbytes):
+            new = (stream, chunk) not in self._sizes
+            beside = self._metadata.beside(len(self._sizes), new)
+            with self._space.reserved(image.nbytes, beside=beside):
                 self._metadata.cover(self.spec.streams[stream], chunk + 1)
                 temp = documents.temporary(target)
                 try:
@@ -210,6 +217,7 @@ class ChunkStore:
                 with self._lock:
                     self._space.add(image.nbytes - self._sizes.get((stream, chunk), 0))
                     self._sizes[stream, chunk] = image.nbytes
+                    self._promise()
             self._io.sync_folder(target.parent)
 
     def read(self, chunk: int, out: Bytes, stream: int = 0) -> None:
@@ -257,6 +265,14 @@ class ChunkStore:
         whole, self._damaged = self._examiner.by_tail(self._keys())
         return whole
 
+    def annex(self, record: ChunkRecord, stream: int = 0) -> bytes:
+        """The annex of a chunk that :meth:`contents` found, in one small read. Raises
+        :class:`DamagedBlockError` and :class:`StoreError`.
+        """
+        nbytes = self.size(record.chunk, stream) or 0
+        with _store_errors(f"read the annex of chunk {record.chunk}"):
+            return self._examiner.annex(record, nbytes, stream) if record.annex_bytes else b""
+
     def verify(self) -> tuple[DamagedChunk, ...]:
         """The chunks of which any byte is not what was written: reads and checks everything.
 
@@ -280,6 +296,9 @@ class ChunkStore:
         """
         self._require_writable()
         with _store_errors(f"write metadata to {self._root}"):
+            beyond = self._metadata.growth(arrays) - self._space.promised
+            if beyond > 0:
+                self._space.cap.require(beyond)
             for name, values in arrays.items():
                 self._metadata.write_array(name, values)
             with self._lock:  # so that no higher chunk is published meanwhile
@@ -309,6 +328,7 @@ class ChunkStore:
     def close(self) -> None:
         """Give up the lock; idempotent, from any thread. Calls under way should have ended."""
         self._closed = True
+        self._space.promise(0)
         if self._owned is not None:
             self._owned.release()
 
@@ -323,6 +343,9 @@ class ChunkStore:
             if self._owned is not None:
                 self._metadata.cover(self.spec.streams[stream], max(sizes, default=0) + 1)
         self._count_metadata()
+        with suppress(OSError):
+            session = self._root.parent / documents.DOCUMENT
+            self._space.cap.set(session, self._io.stat(session).st_size)
         for folder in layout.rollout_folders(self._io, self._root.parent):
             if not self._space.cap.knows(folder):
                 if self._owned is not None:
@@ -332,6 +355,13 @@ class ChunkStore:
     def _count_metadata(self) -> None:
         before, self._metadata_bytes = self._metadata_bytes, self._metadata.nbytes()
         self._space.add(self._metadata_bytes - before)
+        self._promise()
+
+    def _promise(self) -> None:
+        """Keep room under the cap for the metadata of the chunks there are."""
+        if self._owned is not None:
+            bound = self._metadata.bound(len(self._sizes))
+            self._space.promise(max(0, bound - self._metadata_bytes))
 
     def _path(self, chunk: int, stream: int) -> Path:
         return self._folders[stream] / shard_name(chunk)

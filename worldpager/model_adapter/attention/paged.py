@@ -15,10 +15,11 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import pairwise
 
+import numpy as np
 import torch
 
 from worldpager.errors import CodecError, ConfigError
-from worldpager.model_adapter.attention.kernels import byte_levels, scaled_levels
+from worldpager.model_adapter.attention.kernels import levels_to_16_bits, levels_to_fp32
 from worldpager.model_adapter.attention.segments import (
     DenseKV,
     Segment,
@@ -26,11 +27,11 @@ from worldpager.model_adapter.attention.segments import (
     head_rotation,
 )
 from worldpager.quant.groups import group_ends
+from worldpager.quant.kernels import BF16, FP16
 from worldpager.quant.rotated import grid
-from worldpager.quant.tensors import words_of
 
-SCRATCH = 4 << 20
-"""Bytes for a few heads' levels, keys and values together: they stay in a core's cache."""
+SCRATCH = 8 << 20
+"""Bytes for a few heads' levels, keys and values together: they stay in the cache."""
 
 _FEW = 1 << 16
 """Values that are not worth a second thread."""
@@ -162,18 +163,20 @@ def fill_levels(
     ``heads`` and ``tokens``: ranges of the block. Shared among torch's number of threads, none of
     which holds the interpreter lock.
     """
-    dim = segment.shape.head_dim
-    dims = (segment.shape.tokens, segment.shape.heads, dim)
-    ends, table = group_ends(dim), grid(segment.bits).table
+    shape = segment.shape
+    dims = (shape.tokens, shape.heads, shape.head_dim)
+    block = (dims, group_ends(shape.head_dim), segment.bits, grid(segment.bits).table)
     workers = torch.get_num_threads() if levels.numel() > _FEW else 1
     cuts = [tokens[0] + (tokens[1] - tokens[0]) * i // workers for i in range(workers + 1)]
 
     def fill(half: int, start: int, stop: int) -> None:
-        out = words_of("levels", levels[half][:, start - tokens[0] : stop - tokens[0]])
-        scaled_levels(
-            segment.halves[half], dims, ends, segment.bits, byte_levels(), table,
-            heads, (start, stop), *out,
-        )  # fmt: skip
+        data, out = segment.halves[half], levels[half][:, start - tokens[0] : stop - tokens[0]]
+        if out.dtype == torch.float32:
+            levels_to_fp32(data, *block, heads[0], start, out.numpy())
+        else:
+            kind = BF16 if out.dtype == torch.bfloat16 else FP16
+            words = out.view(torch.int16).numpy().view(np.uint16)
+            levels_to_16_bits(data, *block, heads[0], start, words, kind)
 
     jobs = [(half, *span) for half in range(2) for span in pairwise(cuts)]
     if workers == 1:
