@@ -88,6 +88,7 @@ METHODS = {
             Method(name, f"retrieval, positions {name}", memory={"positions": name})
             for name in ("absolute", "moving-best-first", "fractional", "fractional-fast")
         ),
+        Method("overlap", "retrieval by overlap of views", memory={"retrieval": "fov"}),
         Method("six", "retrieval by camera, 6 chunks", chunks=6),
         Method(
             "compressed",
