@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from worldpager.errors import WorldPagerError
     from worldpager.model_adapter.branches import BranchedCache
+    from worldpager.model_adapter.config import BoundaryReport, MemoryConfig
     from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
-    from worldpager.model_adapter.memory import BoundaryReport, MemoryConfig, WorldMemory
+    from worldpager.model_adapter.memory import WorldMemory
     from worldpager.model_adapter.ring_cache import RingCache
     from worldpager.pager.pool import MemoryPool
     from worldpager.quant.rope import RopeLayout, Wall
@@ -32,12 +33,12 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BoundaryReport": "model_adapter.memory",
+    "BoundaryReport": "model_adapter.config",
     "BranchedCache": "model_adapter.branches",
     "ChunkStep": "model_adapter.frontend",
     "FrontendCache": "model_adapter.frontend",
     "KVSpec": "model_adapter.frontend",
-    "MemoryConfig": "model_adapter.memory",
+    "MemoryConfig": "model_adapter.config",
     "MemoryPool": "pager.pool",
     "RingCache": "model_adapter.ring_cache",
     "RopeLayout": "quant.rope",

@@ -15,7 +15,8 @@ from worldpager.model_adapter.builtin.pipeline import RolloutPipeline
 from worldpager.model_adapter.builtin.recall import revisit_psnr, roll_out, turning_path
 from worldpager.model_adapter.builtin.rooms import Room, render
 from worldpager.model_adapter.builtin.scenes import FRAMES
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
+from worldpager.model_adapter.config import MemoryConfig
+from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.pruning import CleanProbe
 from worldpager.model_adapter.rollout import (
     MemoryHook,

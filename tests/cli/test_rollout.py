@@ -105,6 +105,33 @@ def test_minutes_are_of_video(fake_rollout: Ran, worldpager: Command, tmp_path: 
     assert summary_of(tmp_path / "run")["video_seconds"] == 30
 
 
+def test_retrieval_and_pages_reach_the_rollout(
+    fake_rollout: Ran, worldpager: Command, tmp_path: Path
+) -> None:
+    options = ("--retrieval", "fov:far=9", "--page-frames", 1, "--no-compare")
+    worldpager("rollout", "--chunks", 8, *options, "--out", tmp_path / "run")
+    assert fake_rollout[-1].retrieval == "fov:far=9" and fake_rollout[-1].page_frames == 1
+    told = summary_of(tmp_path / "run")["options"]
+    assert told["retrieval"] == "fov:far=9" and told["page_frames"] == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (("--retrieval", "near"), "no retrieval policy 'near'"),
+        (("--retrieval", "fov:far=0"), "near < far"),
+        (("--retrieval", "action"), "driven by keys"),
+        (("--retrieval", "query", "--model", "matrix-game-2@1/30"), "needs a model's queries"),
+    ],
+)
+def test_retrieval_that_cannot_be_is_one_clear_line(
+    worldpager: Command, tmp_path: Path, options: tuple[str, ...], why: str
+) -> None:
+    status, _, printed = worldpager("rollout", *options, "--out", tmp_path / "run")
+    assert status != 0 and why in printed
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_path_from_a_file(fake_rollout: Ran, worldpager: Command, tmp_path: Path) -> None:
     poses = make_path("loop", 20, 3).reshape(-1, 4, 4)
     np.save(tmp_path / "camera.npy", poses)

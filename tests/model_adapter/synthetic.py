@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from worldpager.model_adapter.config import MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec, Poses
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
+from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.prefetch.paths import make_path
 from worldpager.quant.codec import get_codec

@@ -18,7 +18,8 @@ from tests.model_adapter.synthetic import (
     stored,
 )
 from worldpager.errors import BudgetError, ConfigError, PositionError
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
+from worldpager.model_adapter.config import MemoryConfig
+from worldpager.model_adapter.memory import WorldMemory
 
 
 @pytest.mark.parametrize("codec", ["int4", "bf16"])

@@ -13,8 +13,9 @@ import torch
 
 from tests.model_adapter.synthetic import KV, SyntheticFrontend, chunk_bytes, made, reference_spec
 from worldpager.errors import BudgetError, ConfigError
+from worldpager.model_adapter.config import MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
+from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.pruning import CleanProbe
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.quant.codec import BlockShape, get_codec

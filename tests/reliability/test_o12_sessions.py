@@ -32,8 +32,9 @@ from worldpager.errors import (
     StoreLockedError,
 )
 from worldpager.model_adapter.branches import BranchedCache
+from worldpager.model_adapter.config import MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
+from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.pager import crew
 from worldpager.pager.pool import PLANNERS, POOL_READERS, POOL_WRITERS, MemoryPool

@@ -28,9 +28,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from worldpager.model_adapter.config import SINK_CODEC, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec, Poses
 from worldpager.model_adapter.images import StoredImage
-from worldpager.model_adapter.memory import SINK_CODEC, MemoryConfig, WorldMemory
+from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.pager.room import SPOILED
 from worldpager.prefetch.paths import make_path

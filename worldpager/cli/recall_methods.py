@@ -11,8 +11,8 @@ from worldpager.errors import ConfigError
 
 if TYPE_CHECKING:
     from worldpager.cli.recall_episodes import Episode
+    from worldpager.model_adapter.config import MemoryConfig
     from worldpager.model_adapter.frontend import KVSpec
-    from worldpager.model_adapter.memory import MemoryConfig
 
 CODECS = ("bf16", "int8", "int4", "int3")
 _SPARE_CHUNKS = 8
@@ -53,7 +53,7 @@ class Method:
 
     def config(self, store: Path, spec: KVSpec, episode: Episode) -> MemoryConfig:
         """A memory with a pool for all chunks of ``episode``, so that no disk plays a part."""
-        from worldpager.model_adapter.memory import MemoryConfig
+        from worldpager.model_adapter.config import MemoryConfig
         from worldpager.quant.codec import get_codec
         from worldpager.quant.shard import ShardLayout
 

@@ -34,6 +34,14 @@ class OnMiss(StrEnum):
     WAIT = "wait"
 
 
+class Attention(StrEnum):
+    """How the built-in model attends to its window."""
+
+    DENSE = "dense"
+    SPARSE = "sparse"
+    INT4 = "int4"
+
+
 def rollout(
     model: Annotated[
         str,
@@ -89,9 +97,28 @@ def rollout(
             "docs/pruning.md lists them.",
         ),
     ] = "none",
+    retrieval: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME[:OPTION=VALUE,...]",
+            help="Which chunks: camera, fov, action, query, bound, attention, prompt, hybrid, "
+            "recent or none; e.g. fov:horizontal=75,far=12 or hybrid:camera=1,query=0.5.",
+        ),
+    ] = "camera",
+    page_frames: Annotated[
+        int | None,
+        typer.Option(help="Retrieve by pages of so many latent frames, not by whole chunks."),
+    ] = None,
     on_miss: Annotated[
         OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
     ] = OnMiss.STALE,
+    attention: Annotated[
+        Attention,
+        typer.Option(
+            help="How the model attends: to everything, to chosen frames, or to stored blocks "
+            "without decoding them."
+        ),
+    ] = Attention.DENSE,
     read_limit: Annotated[
         int | None,
         typer.Option(parser=rate, metavar="RATE", help="Cap on reads from NVMe, e.g. 0.25GB/s."),
@@ -131,6 +158,8 @@ def rollout(
     length = _length(chunks, minutes, geometry.video_seconds_per_chunk)
     if retrieve < 0:
         raise ConfigError(f"--retrieve cannot be {retrieve}; 0 switches memory off")
+    if synthetic and attention is not Attention.DENSE:
+        raise ConfigError(f"{geometry.name} runs without a model; --attention is for builtin")
     get_codec(codec)  # an unknown one is refused before anything is written
     policy = get_pruning(prune)
     if synthetic and policy is not None and policy.needs_predictions:
@@ -138,6 +167,7 @@ def rollout(
             f"--prune {prune} scores what a sampler predicts, and a synthetic frontend samples "
             "nothing; choose another policy or the built-in model"
         )
+    _check_retrieval(retrieval, synthetic)
     config = RolloutConfig(
         chunks=length,
         path=make_path(path, length, geometry.frames_per_chunk, seed),
@@ -147,7 +177,10 @@ def rollout(
         codec=codec,
         retrieve=retrieve,
         pruning=prune,
+        retrieval=retrieval,
+        page_frames=page_frames,
         on_miss=on_miss.value,
+        attention=attention.value,
         read_limit=read_limit,
         write_limit=write_limit,
         chunk_time=geometry.compute_seconds if synthetic and chunk_time is None else chunk_time,
@@ -168,9 +201,24 @@ def rollout(
         raise KeyboardInterrupt
 
 
+def _check_retrieval(retrieval: str, synthetic: bool) -> None:
+    """Refuse, before anything is written, a policy that a rollout cannot feed."""
+    from worldpager.prefetch.geometric import ActionDistance
+    from worldpager.prefetch.ranking import needs_query
+    from worldpager.prefetch.retrieval import get_policy
+
+    policy = get_policy(retrieval)
+    if isinstance(policy, ActionDistance):
+        raise ConfigError(
+            "--retrieval action is for models driven by keys; here paths are of poses"
+        )
+    if synthetic and needs_query(policy):
+        raise ConfigError(f"--retrieval {policy.name} needs a model's queries; use --model builtin")
+
+
 def _default_pool(geometry: ModelGeometry, codec: str) -> int:
     """Some 27 chunks."""
-    from worldpager.model_adapter.memory import SINK_CODEC
+    from worldpager.model_adapter.config import SINK_CODEC
     from worldpager.quant.codec import get_codec
     from worldpager.sim.closed_form import chunk_bytes
 

@@ -134,8 +134,8 @@ def _started(folder: Path, summary: Mapping[str, Any]) -> tuple[datetime, bool]:
 
 def check_pool(inputs: Inputs) -> None:
     """Raise :class:`BudgetError` for a pool that no memory would open with."""
+    from worldpager.model_adapter.config import SINK_CODEC
     from worldpager.model_adapter.frontend import KVSpec
-    from worldpager.model_adapter.memory import SINK_CODEC
     from worldpager.model_adapter.opening import pool_bytes
     from worldpager.model_adapter.pruning import ChunkPruning
 
@@ -153,5 +153,5 @@ def check_pool(inputs: Inputs) -> None:
         retrieve_frames=inputs.retrieve * frames,
         rope=None,
     )
-    most = ChunkPruning(inputs.pruning, spec).most_tokens
+    most = ChunkPruning(inputs.pruning, spec, spec).most_tokens
     pool_bytes(inputs.dram_bytes, get_codec(inputs.codec), get_codec(SINK_CODEC), spec, most)

@@ -14,10 +14,14 @@ from typing import Any
 import psutil
 import torch
 
+from worldpager.errors import ConfigError
+from worldpager.model_adapter.config import MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec, Poses
-from worldpager.model_adapter.memory import MemoryConfig, WorldMemory
+from worldpager.model_adapter.memory import WorldMemory
 from worldpager.pager.policies import WriteBack
 from worldpager.prefetch.planner import PATH_AHEAD
+
+ATTENTION = ("dense", "sparse", "int4")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +49,21 @@ class RolloutConfig:
     seed: int = 0
     positions: str = "moving"
     pruning: str = "none"
+    page_frames: int | None = None
     known_ahead: int = max(PATH_AHEAD)
     prefetch: bool = True
     write_back: WriteBack = field(default_factory=WriteBack)
+    attention: str = "dense"
+    """``dense``; ``sparse``: to chosen frames only; ``int4``: retrieved blocks read undecoded."""
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTION:
+            raise ConfigError(f"no attention {self.attention!r}; known are {', '.join(ATTENTION)}")
+        if self.attention == "int4" and self.codec not in ("int4", "int3"):
+            raise ConfigError(
+                f"attention 'int4' reads stored blocks of int4 or int3, not {self.codec}; choose "
+                "one of these codecs or another attention"
+            )
 
     def memory(self) -> MemoryConfig:
         """The part that the memory needs."""
@@ -61,6 +77,7 @@ class RolloutConfig:
             on_miss=self.on_miss,
             positions=self.positions,
             pruning=self.pruning,
+            page_frames=self.page_frames,
             read_limit=self.read_limit,
             write_limit=self.write_limit,
             prefetch=self.prefetch,
@@ -96,6 +113,12 @@ class ChunkMetrics:
     stale: bool
     stale_reason: str
     retrieved: list[int]
+    wanted: list[int]
+    """What retrieval chose; ``retrieved`` differs where the window is stale."""
+    preferred: list[int]
+    """What it preferred for being in the DRAM pool."""
+    epoch: int
+    """Of the prompt that the chunk is made under."""
     hits: dict[str, int]
     resident_bytes: int
     dirty_bytes: int
@@ -165,6 +188,9 @@ def _metrics(memory: WorldMemory, wall_ms: float, model_ms: float, rss: int) -> 
         stale=report.stale,
         stale_reason=report.stale_reason,
         retrieved=list(report.retrieved),
+        wanted=list(report.wanted),
+        preferred=list(report.preferred),
+        epoch=report.epoch,
         hits={name: report.hits[name] for name in stats.hits},
         resident_bytes=occupancy.resident,
         dirty_bytes=occupancy.dirty,

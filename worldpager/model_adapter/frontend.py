@@ -10,13 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from worldpager.errors import ConfigError
+from worldpager.model_adapter.attention.segments import PagedWindow
+from worldpager.prefetch.keys import Vector
 from worldpager.quant.codec import BlockShape
 from worldpager.quant.pruning import CleanPredictions
 from worldpager.quant.rope import RopeLayout, Wall
@@ -132,6 +134,10 @@ class ChunkStep:
     chunk, needed only where this process did not see it begin (a rollout that was taken up again).
     ``predictions``: what the sampler held to be the finished chunk's clean latents, for pruning
     that scores by them.
+    ``control``: keys and mouse, for models that have no camera: see :mod:`prefetch.controls`.
+    ``query``: mean query of layer 0 for this chunk, normed but not rotated, float32 ``[heads *
+    head_dim]``, for policies that look at keys; ``queries_ahead``: the same for the chunks that
+    follow, as far as they can be told.
     """
 
     chunk: int
@@ -142,6 +148,8 @@ class ChunkStep:
     finished_poses: Poses | None = None
     predictions: CleanPredictions | None = None
     control: Mapping[str, Any] = field(default_factory=dict)
+    query: Vector | None = None
+    queries_ahead: Sequence[Vector] = ()
 
 
 class FrontendCache(Protocol):
@@ -173,4 +181,16 @@ class FrontendCache(Protocol):
     def rebase(self, frames: int) -> None:
         """From now on lower every position by another ``frames``: of the recent chunks already in
         the cache (the sink keeps its own) and of all chunks to come.
+        """
+
+
+@runtime_checkable
+class PagedCache(FrontendCache, Protocol):
+    """A cache whose model attends to stored blocks themselves. Offering :meth:`attach` is the
+    choice: ``open`` and ``slot`` are not called then, and nothing is decoded.
+    """
+
+    def attach(self, window: PagedWindow) -> None:
+        """Lay the cache out as ``[sink | recent]`` and let the model attend to ``window`` as well,
+        until the next boundary and no longer. Called where ``open`` would be.
         """

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
 
-from worldpager.errors import CodecError
+from worldpager.errors import CodecError, DamagedBlockError
+from worldpager.model_adapter.attention.segments import PagedWindow, StoredKV
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
 from worldpager.model_adapter.pruning import Select
+from worldpager.model_adapter.units import FinishedPage
+from worldpager.pager.room import SPOILED
+from worldpager.pager.runtime import Pager, Window
 from worldpager.quant.block import BlockLabel, decode_block, kept_tokens, verify_block, write_block
 from worldpager.quant.codec import BlockShape, Bytes, Codec
 from worldpager.quant.rope import TemporalRotation
@@ -18,6 +24,8 @@ from worldpager.quant.shard import ChunkRecord, ShardLayout, read_tail, write_ta
 from worldpager.quant.tokens import Ids, KeptTokens
 
 KV = tuple[torch.Tensor, torch.Tensor]
+
+log = logging.getLogger("worldpager")
 
 
 def _fold(x: torch.Tensor) -> torch.Tensor:
@@ -30,11 +38,19 @@ def _fold(x: torch.Tensor) -> torch.Tensor:
 class ChunkImage:
     """A finished chunk of a frontend's cache, ready to be written into an extent."""
 
-    def __init__(self, cache: FrontendCache, codec: Codec, select: Select | None = None) -> None:
+    def __init__(
+        self,
+        cache: FrontendCache | FinishedPage,
+        codec: Codec,
+        select: Select | None = None,
+        *,
+        annex: bytes = b"",
+    ) -> None:
         """``cache``: its finished chunk is looked at now and copied in :meth:`write`. ``select``:
-        chooses the tokens to keep, as many in each layer, by default all. Raises
-        :class:`CodecError` where layers keep different numbers of them.
+        chooses the tokens to keep, as many in each layer, by default all. ``annex``: stored with
+        it. Raises :class:`CodecError` where layers keep different numbers of tokens.
         """
+        self._annex = annex
         self._codec = codec
         self._kv: list[KV] = []
         for layer in range(cache.spec.layers):
@@ -47,7 +63,7 @@ class ChunkImage:
             raise CodecError("all layers of a chunk must keep equally many tokens")
         self.tokens = whole if self._kept is None else len(self._kept[0].ids)
         shapes = [BlockShape(self.tokens, *k.shape[1:]) for k, _ in self._kv]
-        self.layout = ShardLayout.for_chunk(codec, shapes, whole)
+        self.layout = ShardLayout.for_chunk(codec, shapes, whole, annex=len(annex))
 
     def write(self, image: Bytes, record: ChunkRecord) -> None:
         """Encode every layer into ``image`` (``layout.nbytes``) and seal it with ``record``."""
@@ -66,7 +82,7 @@ class ChunkImage:
                 rows = torch.from_numpy(kept.ids)
                 k, v = k.index_select(0, rows), v.index_select(0, rows)
             write_block(image[self.layout.extent(layer)], self._codec, label, k, v, kept)
-        write_tail(image, self.layout, record)
+        write_tail(image, self.layout, record, self._annex)
 
 
 class StoredImage:
@@ -126,6 +142,27 @@ class StoredImage:
                     cache.shift(rows, move)
             k.copy_(wide)
 
+    def undecoded(self, moves: Sequence[float], pairs: int | None = None) -> tuple[StoredKV, ...]:
+        """Every layer's block as attention can read it; ``moves``, ``pairs``: as in :meth:`decode`.
+
+        Raises :class:`CodecError` for codecs that cannot be read so, keys that have no rotation,
+        and frames of one chunk moved apart.
+        """
+        rope, move = self._spec.rope, moves[0]
+        if len(moves) > 1:
+            raise CodecError(
+                "frames of one chunk that move apart cannot be attended to as stored; choose "
+                "positions that move whole chunks, or decode windows"
+            )
+        if rope is None and move:
+            raise CodecError("stored keys without a rope layout cannot be moved; decode windows")
+        rotation = rope.temporal_rotation(move, pairs) if rope is not None else None
+        blocks = (self._image[self._layout.extent(layer)] for layer in range(len(self._headers)))
+        return tuple(
+            StoredKV(block, header, rotation)
+            for block, header in zip(blocks, self._headers, strict=True)
+        )
+
     def _decode_block(
         self,
         layer: int,
@@ -147,6 +184,44 @@ class StoredImage:
         decode_block(block, header, k_flat, v_flat, rotation)
         for out, flat in ((k, k_flat), (v, v_flat)):
             out.copy_(flat.view(tokens, batch, heads, head_dim).transpose(0, 1))
+
+
+def acquire(
+    pager: Pager,
+    stream: int,
+    spec: KVSpec,
+    step: int,
+    wanted: tuple[int, ...],
+    ranking: tuple[int, ...],
+    told: set[str],
+) -> tuple[Window, list[StoredImage]]:
+    """A pinned window and its images, all checked; a chunk whose bytes changed in memory is a miss.
+
+    As :meth:`Pager.acquire`. ``told``: reasons that were warned about; each further one is counted.
+    """
+    reason = ""
+    while True:
+        window = pager.acquire(stream, step, wanted, ranking)
+        images, spoiled = [], []
+        for chunk in window.chunks:
+            try:
+                images.append(StoredImage(chunk.image, spec))
+            except DamagedBlockError as error:
+                spoiled.append(chunk.chunk)
+                if SPOILED not in told:
+                    told.add(SPOILED)
+                    log.warning("chunk %d %s: %s", chunk.chunk, SPOILED, error)
+        if not spoiled:
+            return replace(window, reason=reason or window.reason), images
+        reason = SPOILED
+        pager.spoiled(stream, tuple(spoiled))
+
+
+def paged_window(
+    images: Sequence[StoredImage], moves: Sequence[Sequence[float]], pairs: int | None
+) -> PagedWindow:
+    """The window of ``images``, in time order, keys moved as in :meth:`StoredImage.undecoded`."""
+    return PagedWindow([i.undecoded(m, pairs) for i, m in zip(images, moves, strict=True)])
 
 
 def warm_up(codec: Codec, spec: KVSpec) -> None:

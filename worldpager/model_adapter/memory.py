@@ -12,100 +12,42 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import replace
 
-from worldpager.errors import ConfigError, DamagedBlockError, NonFiniteError, WorldPagerError
-from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec
+import numpy.typing as npt
+
+from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
+from worldpager.model_adapter.config import SINK_CODEC, BoundaryReport, MemoryConfig
+from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache, Poses
 from worldpager.model_adapter.images import (
     ChunkImage,
     StoredImage,
+    acquire,
     milliseconds_since,
+    paged_window,
     warm_up,
 )
 from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
 from worldpager.model_adapter.pruning import ChunkPruning
+from worldpager.model_adapter.recollection import Recollection
 from worldpager.model_adapter.record import Recorder
 from worldpager.model_adapter.status import Occupancy, Status, occupancy_of, status_of
-from worldpager.model_adapter.window import Piece, check_walls, horizon, positions
+from worldpager.model_adapter.units import FinishedPage, unit_spec
+from worldpager.model_adapter.window import check_walls, horizon, piece_of, positions
 from worldpager.pager.core import Core
-from worldpager.pager.eviction import Nearness, get_eviction
-from worldpager.pager.policies import Pressure, WriteBack
+from worldpager.pager.eviction import get_eviction
 from worldpager.pager.pool import MemoryPool
-from worldpager.pager.room import SPOILED
-from worldpager.pager.runtime import Window
 from worldpager.pager.session import Session
 from worldpager.pager.stats import Stats
 from worldpager.pager.workers import READERS
 from worldpager.prefetch.fallback import get_fallback
 from worldpager.prefetch.poses import place_of
 from worldpager.prefetch.prefetcher import Prefetcher
-from worldpager.prefetch.retrieval import get_policy
-from worldpager.prefetch.retriever import Retriever
 from worldpager.quant.codec import Bytes, get_codec
 from worldpager.quant.shard import ChunkRecord
 from worldpager.tiers.io_backend import IOBackend
 
 log = logging.getLogger("worldpager")
-
-SINK_CODEC = "bf16"
-"""Chunks of the sink stay in 16 bits: their keys are unlike all others, every window has them."""
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryConfig:
-    """How a world's memory is kept. Sizes in bytes, rates in bytes per second.
-
-    ``dram``: the pool, or ``None`` for the default budget; the quota where a pool is shared.
-    ``disk``: most the store may take.
-    ``retrieval``, ``eviction``, ``on_miss``, ``positions``, ``pruning``: policies by name.
-    ``pressure``: what a commit does when writes cannot keep up, ``block`` or ``drop``.
-    ``write_back``: when dirty chunks are written. ``prefetch``: without it nothing is loaded ahead,
-    to compare with.
-    """
-
-    store: Path
-    dram: int | None = None
-    disk: int | None = None
-    codec: str = "int4"
-    retrieval: str = "camera"
-    eviction: str = "redundant"
-    on_miss: str = "stale"
-    positions: str = "moving"
-    pruning: str = "none"
-    pressure: Pressure = "block"
-    write_back: WriteBack = field(default_factory=WriteBack)
-    prefetch: bool = True
-    read_limit: int | None = None
-    write_limit: int | None = None
-    session: str = "session"
-    """Name of the session, part of its blocks' identity."""
-
-
-@dataclass(slots=True)
-class BoundaryReport:
-    """What one boundary did: chunk ids in time order, times in milliseconds on the model thread.
-
-    ``stall_ms``: waited for data or for room; ``encode_ms`` and ``decode_ms``: codec work;
-    ``boundary_ms``: all of it. ``stored_bytes``, ``stored_tokens``: of the finished chunk as it was
-    committed, 0 where none was; ``active_tokens``, ``dense_tokens``: of the past in this window,
-    and what they would be unpruned.
-    """
-
-    chunk: int
-    retrieved: tuple[int, ...] = ()
-    hits: Counter[str] = field(default_factory=Counter)
-    stale: bool = False
-    stale_reason: str = ""
-    encode_ms: float = 0.0
-    decode_ms: float = 0.0
-    stall_ms: float = 0.0
-    boundary_ms: float = 0.0
-    stored_bytes: int = 0
-    stored_tokens: int = 0
-    active_tokens: int = 0
-    dense_tokens: int = 0
 
 
 class WorldMemory:
@@ -132,27 +74,30 @@ class WorldMemory:
         self.rejected: Counter[str] = Counter()
         """Chunks that were not stored at all, by reason."""
         self.last = BoundaryReport(-1)
+        self._unit = unit_spec(spec, config.page_frames)
         self._codec = get_codec(config.codec)
         for codec in (self._codec, get_codec(SINK_CODEC)):
             warm_up(codec, spec)
-        self._policy = get_policy(config.retrieval)
+        self._recollection = Recollection(
+            config.retrieval, spec, self._unit, rank_all=config.on_miss == "nearest"
+        )
         self._positions = positions(config.positions, spec)
-        self._pruning = ChunkPruning(config.pruning, spec)
-        self._retrievers: dict[int, Retriever] = {}  # by stream
+        self._pruning = ChunkPruning(config.pruning, spec, self._unit)
         self._told: set[str] = set()  # reasons of loss that were warned about
         self._base = 0  # frames by which the frontend's positions are lowered
         self._step: ChunkStep | None = None  # the chunk being generated
+        self._before: Poses | None = None  # of the chunk before that
         self._stale: Counter[str] = Counter()
         core = Core(
             pool_bytes(
                 config.dram,
                 self._codec,
                 get_codec(SINK_CODEC),
-                spec,
+                self._unit,
                 self._pruning.most_tokens,
                 shared=pool is not None,
             ),
-            eviction=get_eviction(config.eviction, _nearness_of(self._retrievers)),
+            eviction=get_eviction(config.eviction, self._recollection.nearness),
             fallback=get_fallback(config.on_miss),
             pressure=config.pressure,
             write_back=config.write_back,
@@ -161,7 +106,9 @@ class WorldMemory:
         self._rollouts = latest_rollout(config.store, io)
         self._session = Session(
             config.store,
-            store_spec(spec, config.session, self._rollouts, self._codec, self._positions.name),
+            store_spec(
+                self._unit, config.session, self._rollouts, self._codec, self._positions.name
+            ),
             core,
             pool=pool,
             disk_cap=config.disk,
@@ -170,7 +117,7 @@ class WorldMemory:
             io=io,
         )
         try:
-            self._retriever = self._adopt()
+            self._adopt()
         except BaseException:
             self._session.close()
             raise
@@ -199,19 +146,45 @@ class WorldMemory:
         if step.finished is None:
             self._start_over()
             rise = 0
+            step = self._recollection.walked(step)
         else:
+            step = self._recollection.walked(step)
             self._take(step, cache, report)
+        self._recollection.turn_page()
         images, ranking = self._choose(step, report)
         if rise:
             cache.rebase(rise)
             self._base += rise
         self._fill(step, cache, images, ranking, report)
-        self._prefetch(step)
+        self._before = self._step.poses if self._step else None
+        self._prefetch(step, self._before)
         self._step = step
         report.boundary_ms = milliseconds_since(began)
         self.last = report
         self._recorder.note()
         return report.retrieved
+
+    def switch_prompt(self, embedding: npt.ArrayLike | None = None) -> int:
+        """Another prompt holds from the next chunk on; the number of its epoch.
+
+        ``embedding``: of the prompt, ``[tokens, dim]`` or ``[dim]``, for policies that compare
+        prompts. Everything made under the old prompt stays archived under it, the chunk now being
+        generated included; its sink and recent chunks stay in the window. The next boundary
+        installs what the policy chooses for the new prompt, and loading of what it probably will be
+        begins at once. Before the first chunk this only says what the first prompt is. Raises
+        :class:`ConfigError` for an embedding that is not finite or 0.
+        """
+        found = self._session.rollout.found
+        begun = self._step is not None or len(found) > 0
+        epoch = self._recollection.switch_prompt(embedding, begun=begun)
+        if self._step is not None:
+            self._prefetch(self._step, self._before)
+        return epoch
+
+    @property
+    def wants_query(self) -> bool:
+        """Whether the policy looks at keys, so that steps should carry ``query``."""
+        return self._recollection.wants_query
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every finished chunk is durable; raises as :meth:`Pager.flush`."""
@@ -273,75 +246,78 @@ class WorldMemory:
                 f"chunk {step.chunk} says that chunk {step.finished} was finished, but the last "
                 f"one begun was {before.chunk}; call boundary() once for every chunk, in order"
             )
-        if step.poses is None and self._retriever.needs_poses:
-            raise ConfigError(
-                f"retrieval by {self._policy.name!r} needs the poses of chunk {step.chunk}; "
-                "give them or choose retrieval='recent'"
-            )
+        self._recollection.check(step)
         if before is not None and step.finished is not None:
             self._pruning.check(step)
 
     def _start_over(self) -> None:
         """A new rollout begins: nothing of an earlier one may be retrieved."""
-        if self._step is not None or len(self._retriever.index) > 0:
+        if self._step is not None or len(self._recollection.retriever.index) > 0:
             self._rollouts += 1
             self._session.begin_rollout(rollout_name(self._rollouts))
-            self._retriever = self._adopt()
+            self._adopt()
         self._base = 0
         self._step = None
 
-    def _adopt(self) -> Retriever:
-        """The retriever of the current rollout, knowing what was found on disk."""
-        retriever = Retriever(
-            self._policy,
-            k=self.spec.retrieve_chunks,
-            sink=self.spec.sink_chunks,
-            recent=self.spec.recent_chunks,
-            rank_all=self.config.on_miss == "nearest",
-        )
-        for record in self._session.rollout.found:
-            retriever.note(record.chunk, record.place)
-        self._retrievers[self._session.rollout.stream] = retriever
-        return retriever
+    def _adopt(self) -> None:
+        """Know what of the current rollout was found on disk."""
+        rollout, pager = self._session.rollout, self._session.pager
+        self._recollection.begin(rollout, lambda: pager.resident(rollout.stream))
 
     def _take(self, step: ChunkStep, cache: FrontendCache, report: BoundaryReport) -> None:
-        """Commit the finished chunk."""
+        """Commit the finished chunk, page by page where retrieval is by page."""
         assert step.finished is not None
-        rollout, began = self._session.rollout, time.perf_counter()
-        codec = self._codec if step.finished >= self.spec.sink_chunks else get_codec(SINK_CODEC)
-        image = ChunkImage(cache, codec, self._pruning.select(step))
-        record = self._record(step, step.finished)
-
-        def fill(extent: Bytes, generation: int) -> None:
-            image.write(extent, replace(record, generation=generation))
-
-        try:
-            waited = self._session.pager.commit(
-                rollout.stream, step.finished, image.layout.nbytes, fill
-            )
-        except NonFiniteError as error:
-            self.rejected["non-finite"] += 1
-            log.warning("chunk %d is not stored: %s", step.finished, error)
-            return
-        self._retriever.note(record.chunk, record.place)
-        report.stored_bytes, report.stored_tokens = image.layout.nbytes, image.tokens
+        began, waited = time.perf_counter(), 0.0
+        pages = self._recollection.pages
+        for page in range(pages):
+            part = cache if pages == 1 else FinishedPage(cache, self._unit, page)
+            waited += self._commit(step, part, self._record(step, step.finished, page), report)
         report.stall_ms += waited * 1e3
         report.encode_ms = milliseconds_since(began) - waited * 1e3
 
-    def _record(self, step: ChunkStep, chunk: int) -> ChunkRecord:
-        """What the finished chunk is."""
+    def _commit(
+        self,
+        step: ChunkStep,
+        part: FrontendCache | FinishedPage,
+        record: ChunkRecord,
+        report: BoundaryReport,
+    ) -> float:
+        """Store one unit; the seconds waited for room."""
+        codec = self._codec if record.chunk >= self._unit.sink_chunks else get_codec(SINK_CODEC)
+        try:
+            annex = self._recollection.annex(part.read(0)[0], record.position)
+            image = ChunkImage(part, codec, self._pruning.select(step), annex=annex.pack())
+
+            def fill(extent: Bytes, generation: int) -> None:
+                image.write(extent, replace(record, generation=generation))
+
+            stream = self._session.rollout.stream
+            waited = self._session.pager.commit(stream, record.chunk, image.layout.nbytes, fill)
+        except NonFiniteError as error:
+            self.rejected["non-finite"] += 1
+            log.warning("chunk %d is not stored: %s", record.chunk, error)
+            return 0.0
+        self._recollection.note(record, annex)
+        report.stored_bytes += image.layout.nbytes
+        report.stored_tokens += image.tokens
+        return waited
+
+    def _record(self, step: ChunkStep, chunk: int, page: int) -> ChunkRecord:
+        """What a page of the finished chunk is; each has the place of the whole chunk."""
         before, frames = self._step, self.spec.frames_per_chunk
         start = step.start_frame - frames if before is None else before.start_frame
+        start += page * self._unit.frames_per_chunk
         poses = step.finished_poses if before is None else before.poses
         record = ChunkRecord(
-            chunk=chunk,
+            chunk=chunk * self._recollection.pages + page,
             generation=0,
             layers=self.spec.layers,
-            frames=frames,
+            frames=self._unit.frames_per_chunk,
             start_frame=start,
             position=float(start - self._base),
             created=time.time(),
             identity=self._session.rollout.identity,
+            epoch=self._recollection.epoch,
         )
         return record if poses is None else replace(record, place=tuple(place_of(poses)))
 
@@ -355,9 +331,11 @@ class WorldMemory:
             if reason not in self._told:  # each further one is counted in stats.dropped
                 log.warning("chunk %d is lost (%s); it will not be retrieved", chunk, reason)
                 self._told.add(reason)
-            self._retriever.forget(chunk)
-        wanted, ranking = self._retriever.choose(step.chunk, step.poses)
-        window, images = self._acquire(step.chunk, wanted, ranking)
+            self._recollection.retriever.forget(chunk)
+        wanted, ranking = self._recollection.choose(step)
+        report.wanted, report.epoch = wanted, self._recollection.epoch
+        report.preferred = self._recollection.retriever.preferred
+        window, images = acquire(pager, stream, self._unit, step.chunk, wanted, ranking, self._told)
         report.stall_ms += window.waited * 1e3
         report.stale, report.stale_reason = window.stale, window.reason
         if window.stale:
@@ -366,28 +344,6 @@ class WorldMemory:
         report.hits = Counter(c.source for c in window.chunks)
         report.hits["empty"] = max(0, len(wanted) - len(window.chunks))
         return images, ranking
-
-    def _acquire(
-        self, step: int, wanted: tuple[int, ...], ranking: tuple[int, ...]
-    ) -> tuple[Window, list[StoredImage]]:
-        """A window and its images, all checked; a chunk whose bytes changed in memory is a miss."""
-        pager, stream = self._session.pager, self._session.rollout.stream
-        reason = ""
-        while True:
-            window = pager.acquire(stream, step, wanted, ranking)
-            images, spoiled = [], []
-            for chunk in window.chunks:
-                try:
-                    images.append(StoredImage(chunk.image, self.spec))
-                except DamagedBlockError as error:
-                    spoiled.append(chunk.chunk)
-                    if SPOILED not in self._told:
-                        self._told.add(SPOILED)
-                        log.warning("chunk %d %s: %s", chunk.chunk, SPOILED, error)
-            if not spoiled:
-                return replace(window, reason=reason or window.reason), images
-            reason = SPOILED
-            pager.spoiled(stream, tuple(spoiled))
 
     def _fill(
         self,
@@ -398,48 +354,26 @@ class WorldMemory:
         report: BoundaryReport,
     ) -> None:
         """Lay the window out and decode the retrieved chunks into it."""
-        pieces = [_piece(image.record, ranking) for image in images]
+        pieces = [piece_of(image.record, ranking) for image in images]
         placed = self._positions.place(step.start_frame, self._base, pieces)
         tokens = [image.tokens for image in images]
-        cache.open(tokens)
         report.active_tokens, report.dense_tokens = self._pruning.account(step, tokens)
+        if isinstance(cache, PagedCache):
+            cache.attach(paged_window(images, placed, self._positions.pairs))
+            return
+        cache.open(tokens)
         began = time.perf_counter()
         for slot, (image, moves) in enumerate(zip(images, placed, strict=True)):
             image.decode(cache, slot, moves, self._positions.pairs)
         report.decode_ms = milliseconds_since(began)
 
-    def _prefetch(self, step: ChunkStep) -> None:
+    def _prefetch(self, step: ChunkStep, previous: Poses | None) -> None:
         """Have the next chunks' memory loaded while this one is computed."""
         if not self.config.prefetch:
             return
-        pager, stream, retriever = (
-            self._session.pager,
-            self._session.rollout.stream,
-            self._retriever,
-        )
-        previous = self._step.poses if self._step else None
-
-        def plan() -> None:
-            chunks = retriever.plan(step.chunk, step.poses, previous, step.poses_ahead)
-            pager.ahead(stream, chunks)
-
-        self._prefetcher.submit(plan)
-
-
-def _piece(record: ChunkRecord, ranking: tuple[int, ...]) -> Piece:
-    """A chunk of a window; one that stands in for a missed chunk ranks last."""
-    rank = ranking.index(record.chunk) if record.chunk in ranking else len(ranking)
-    return Piece(record.start_frame, record.frames, record.position, rank)
-
-
-def _nearness_of(retrievers: dict[int, Retriever]) -> Callable[[int], Nearness | None]:
-    """What eviction asks about each stream. Knows no memory, so that one can be dropped."""
-
-    def nearness(stream: int) -> Nearness | None:
-        retriever = retrievers.get(stream)
-        return retriever.index if retriever is not None and len(retriever.index) else None
-
-    return nearness
+        pager, stream = self._session.pager, self._session.rollout.stream
+        plan = self._recollection.plan(step, previous)
+        self._prefetcher.submit(lambda: pager.ahead(stream, plan()))
 
 
 def _close_dropped(prefetcher: Prefetcher, session: Session) -> None:

@@ -15,7 +15,7 @@ from worldpager.prefetch.keys import KeyKind, StoredRow, Vector, bounds_row, sto
 
 
 def page_row(spec: KVSpec, k: torch.Tensor, position: float, kind: KeyKind) -> StoredRow | None:
-    """The row of a page; None where ``kind`` asks for nothing.
+    """The row of a page; None where ``kind`` asks for nothing and where keys are not finite.
 
     ``k``: layer 0's keys as cached, ``[batch, tokens, heads, head_dim]``, whole frames;
     ``position``: temporal position that the first frame's keys are rotated to.
@@ -31,6 +31,8 @@ def page_row(spec: KVSpec, k: torch.Tensor, position: float, kind: KeyKind) -> S
             if rotation is not None:
                 rotation.apply_(frames[:, frame])
     rows = frames.flatten(1, 2).flatten(2)  # [batch, tokens or frames, width]
+    if not rows.isfinite().all():
+        return None
     if kind == "mean":
         return stored_row(rows.mean(1).mean(0).numpy())
     return stored_row(bounds_row(rows.amin((0, 1)).numpy(), rows.amax((0, 1)).numpy()))

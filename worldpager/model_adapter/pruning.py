@@ -28,10 +28,17 @@ class ChunkPruning:
     have shown unpruned, in each layer and head alike.
     """
 
-    def __init__(self, name: str, spec: KVSpec) -> None:
-        """Raises :class:`ConfigError` for an unknown policy."""
+    def __init__(self, name: str, spec: KVSpec, unit: KVSpec) -> None:
+        """``unit``: ``spec`` with what is retrieved in the place of chunks. Raises
+        :class:`ConfigError` for an unknown policy, and for any where units are pages.
+        """
         self._policy = get_pruning(name)
-        self._spec = spec
+        if self._policy is not None and unit.tokens_per_chunk != spec.tokens_per_chunk:
+            raise ConfigError(
+                f"pruning={name!r} chooses from whole chunks, and page_frames stores pages; "
+                "use one of the two"
+            )
+        self._spec, self._unit = spec, unit
         self.active = 0
         self.dense = 0
 
@@ -40,7 +47,7 @@ class ChunkPruning:
         """Tokens that no stored chunk exceeds, those of the sink apart."""
         spec = self._spec
         if self._policy is None:
-            return spec.tokens_per_chunk
+            return self._unit.tokens_per_chunk
         return self._policy.most_tokens(spec.frames_per_chunk, spec.tokens_per_frame)
 
     @property
@@ -92,7 +99,7 @@ class ChunkPruning:
         spec, done = self._spec, step.chunk if step.finished is not None else 0
         sink = min(done, spec.sink_chunks)
         whole = (sink + min(done - sink, spec.recent_chunks)) * spec.tokens_per_chunk
-        active, dense = whole + sum(retrieved), whole + len(retrieved) * spec.tokens_per_chunk
+        active, dense = whole + sum(retrieved), whole + len(retrieved) * self._unit.tokens_per_chunk
         self.active += active
         self.dense += dense
         return active, dense

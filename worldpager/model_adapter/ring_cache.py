@@ -9,11 +9,12 @@ first forward of a chunk appends behind that, so re-laying the dicts is all that
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
 from worldpager.errors import ConfigError
+from worldpager.model_adapter.attention.segments import PagedWindow
 from worldpager.model_adapter.frontend import KVSpec
 
 
@@ -78,3 +79,15 @@ class RingCache:
                 rotation.apply_(cache["k"][:, sink : int(cache["local_end_index"])])
             cache["global_end_index"].sub_(frames * self.spec.tokens_per_frame)
         self._lower(frames)
+
+
+class PagedRingCache(RingCache):
+    """:class:`PagedCache` for a model that attends to a layer's ``"memory"`` besides its cache.
+
+    The dicts hold ``[sink | recent]``, and under ``"memory"`` the retrieved chunks' blocks.
+    """
+
+    def attach(self, window: PagedWindow) -> None:
+        self.open([])
+        for layer, cache in enumerate(self._layers):
+            cast(dict[str, Any], cache)["memory"] = window.layer(layer)

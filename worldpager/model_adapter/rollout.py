@@ -12,6 +12,7 @@ import xxhash
 
 from worldpager.model_adapter.builtin import RolloutPipeline, load_model
 from worldpager.model_adapter.builtin.model import WEIGHTS, ModelConfig
+from worldpager.model_adapter.builtin.queries import chunk_query
 from worldpager.model_adapter.driving import (
     ChunkMetrics,
     RolloutConfig,
@@ -22,11 +23,17 @@ from worldpager.model_adapter.driving import (
 from worldpager.model_adapter.frontend import KVSpec, Poses
 from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.pruning import CleanProbe
-from worldpager.model_adapter.ring_cache import RingCache
+from worldpager.model_adapter.ring_cache import PagedRingCache, RingCache
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.quant.rope import RopeLayout
 
+_ASK_AHEAD = 2
+"""Chunks ahead whose queries are worth computing: as far as loads are planned."""
+
 __all__ = ["ChunkMetrics", "RolloutConfig", "builtin_spec", "run_rollout", "weights_identity"]
+
+SPARSE_MASS = 0.9
+"""Share of attention that ``sparse`` keeps at least."""
 
 
 def builtin_spec(config: ModelConfig, retrieve: int, model: str) -> KVSpec:
@@ -55,11 +62,16 @@ class MemoryHook:
     """Calls ``boundary`` before each chunk of a pipeline: what a frontend's glue does."""
 
     def __init__(
-        self, memory: WorldMemory, path: Poses, known_ahead: int = max(PATH_AHEAD)
+        self,
+        memory: WorldMemory,
+        path: Poses,
+        known_ahead: int = max(PATH_AHEAD),
+        cache: type[RingCache] = RingCache,
     ) -> None:
         self._memory = memory
         self._path = path
         self._ahead = known_ahead
+        self._cache = cache
 
     def __call__(self, chunk: int, pipeline: RolloutPipeline) -> None:
         spec = self._memory.spec
@@ -67,10 +79,16 @@ class MemoryHook:
         def lower(frames: int) -> None:
             pipeline.base += frames
 
-        cache = RingCache(pipeline.kv_cache, spec, lower)
+        cache = self._cache(pipeline.kv_cache, spec, lower)
         step = path_step(spec, self._path, chunk, self._ahead)
         if pipeline.probe is not None:
             step = replace(step, predictions=pipeline.probe.take())
+        if self._memory.wants_query:
+            asked = [
+                chunk_query(pipeline, chunk + ahead, poses)
+                for ahead, poses in enumerate([self._path[chunk], *step.poses_ahead[:_ASK_AHEAD]])
+            ]
+            step = replace(step, query=asked[0], queries_ahead=asked[1:])
         self._memory.boundary(step, cache)
 
 
@@ -81,6 +99,8 @@ def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
     """
     model = load_model()
     spec = builtin_spec(model.config, config.retrieve, weights_identity())
+    model.set_sparse(SPARSE_MASS if config.attention == "sparse" else None)
+    cache = PagedRingCache if config.attention == "int4" else RingCache
     frames = torch.empty(0)
 
     def generate(chunk: int) -> None:
@@ -96,7 +116,7 @@ def run_rollout(config: RolloutConfig) -> Generator[ChunkMetrics, None, None]:
             model,
             config.seed,
             retrieve_chunks=config.retrieve,
-            before_chunk=MemoryHook(memory, config.path, config.known_ahead),
+            before_chunk=MemoryHook(memory, config.path, config.known_ahead, cache),
             probe=CleanProbe(cell=(model.config.patch, model.config.patch)),
         )
         for metrics in run_chunks(memory, config, generate):

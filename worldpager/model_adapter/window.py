@@ -29,6 +29,7 @@ from typing import Protocol
 
 from worldpager.errors import ConfigError, PositionError
 from worldpager.model_adapter.frontend import KVSpec
+from worldpager.quant.shard import ChunkRecord
 
 NEAR, SPAN = 8, 17.0
 """DeCoPrune's defaults, in frames: the nearest ``NEAR`` stay, the oldest is drawn to ``SPAN``."""
@@ -46,6 +47,12 @@ class Piece:
     frames: int
     position: float
     rank: int = 0
+
+
+def piece_of(record: ChunkRecord, ranking: Sequence[int]) -> Piece:
+    """What a window brings back with ``record``; one that stands in for a missed one ranks last."""
+    rank = ranking.index(record.chunk) if record.chunk in ranking else len(ranking)
+    return Piece(record.start_frame, record.frames, record.position, rank)
 
 
 Moves = tuple[float, ...]

@@ -200,6 +200,12 @@ class Pager:
             if not self._closed:
                 self._handle(ev.Ahead(stream, chunks))
 
+    def resident(self, stream: int) -> tuple[int, ...]:
+        """The stream's chunks in the DRAM pool. Callable from any thread."""
+        with self._lock:
+            pages = self._core.table.resident()
+            return tuple(page.key.chunk for page in pages if page.key.stream == stream)
+
     def tick(self) -> None:
         """Tell the core that another chunk's time has passed."""
         with self._lock:

@@ -10,7 +10,15 @@ import numpy as np
 
 from worldpager.errors import ConfigError
 from worldpager.prefetch.index import View
-from worldpager.prefetch.keys import KeyKind, KeyRows, Vector, head_scores, query_row, scores
+from worldpager.prefetch.keys import (
+    KeyKind,
+    KeyRows,
+    Vector,
+    head_scores,
+    no_rows,
+    query_row,
+    scores,
+)
 from worldpager.prefetch.poses import Floats
 from worldpager.prefetch.ranking import Query, Scored, nearness_of
 
@@ -139,9 +147,4 @@ def _keys_and_query(view: View, query: Query, kind: KeyKind, policy: str) -> tup
             f"retrieval by {policy} needs the chunk's mean query; give it or choose another policy"
         )
     asked = query_row(query.keys, kind)
-    if view.keys is None:
-        width = len(asked)
-        nothing = np.full((len(view.ids), width), np.nan, dtype=np.float32)
-        none = np.zeros((len(view.ids), 0), dtype=np.int16)
-        return KeyRows(nothing, none, np.zeros(len(view.ids), dtype=np.float32)), asked
-    return view.keys, asked
+    return (no_rows(len(view.ids), len(asked)) if view.keys is None else view.keys), asked

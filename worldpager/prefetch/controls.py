@@ -35,18 +35,23 @@ class Walker:
         self._scale, self._frames = scale, frames
         self.pose: Floats = np.eye(4) if pose is None else pose
         """Camera-to-world after the last chunk walked, `[4, 4]`."""
+        self.before: Floats = self.pose
+        """The same before that chunk."""
         self._habits = Habits()
+
+    def check(self, control: Mapping[str, Any]) -> None:
+        """Raise :class:`ConfigError` where :meth:`walk` or :meth:`ahead` would."""
+        self._integrated(self._start(control), control)
+        self.ahead(control)
 
     def walk(self, control: Mapping[str, Any]) -> Floats:
         """The latent poses `[frames, 4, 4]` of the chunk that ``control`` drives; the walker goes
         there. Raises :class:`ConfigError` for missing or malformed controls, and stays then.
         """
-        start = self.pose
-        if "start" in control:
-            start = as_poses(np.asarray(control["start"], dtype=np.float64)[None], "start")[0]
+        start = self._start(control)
         latents, end = self._integrated(start, control)
         self._habits.see(_last_row(control))
-        self.pose = end
+        self.before, self.pose = start, end
         return latents
 
     def ahead(self, control: Mapping[str, Any]) -> list[Floats]:
@@ -69,6 +74,12 @@ class Walker:
             frames = integrate_actions(self.pose, held[:, :width], turned, self._scale)
             out.append(latent_poses(frames))
         return out
+
+    def _start(self, control: Mapping[str, Any]) -> Floats:
+        if "start" not in control:
+            return self.pose
+        start: Floats = as_poses(np.asarray(control["start"], dtype=np.float64)[None], "start")[0]
+        return start
 
     def _integrated(self, start: Floats, control: Mapping[str, Any]) -> tuple[Floats, Floats]:
         keyboard, mouse = _rows_of(control)

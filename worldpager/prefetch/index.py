@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from worldpager.errors import ConfigError
 from worldpager.prefetch.distance import combine, separations
-from worldpager.prefetch.keys import SKETCH, KeyRows, StoredRow, Vector, sketch_of
+from worldpager.prefetch.keys import SKETCH, KeyRows, StoredRow, Vector, no_rows, sketch_of
 from worldpager.prefetch.poses import PLACE, Floats
 
 Ids = npt.NDArray[np.int64]
@@ -72,11 +72,7 @@ class _Rows(NamedTuple):
 
     def with_keys(self, width: int) -> _Rows:
         """The same with columns for keys, which no row has yet."""
-        capacity, wide = len(self.ids), width if width > SKETCH else 0
-        sketch = np.full((capacity, min(width, SKETCH)), np.nan, dtype=np.float32)
-        values = np.zeros((capacity, wide), dtype=np.int16)
-        scales = np.zeros(capacity, dtype=np.float32)
-        return self._replace(columns=(*self.columns, sketch, values, scales))
+        return self._replace(columns=(*self.columns, *no_rows(len(self.ids), width)))
 
     @property
     def width(self) -> int:
@@ -162,11 +158,14 @@ class PlaceIndex:
                 column[row : end - 1] = column[row + 1 : end].copy()
             self._rows = rows._replace(used=end - 1)
 
-    def set_prompt(self, epoch: int, prompt: npt.ArrayLike) -> None:
-        """Note the embedding of an epoch's prompt `[dim]`; kept as a unit vector.
+    def set_prompt(self, epoch: int, prompt: npt.ArrayLike | None) -> None:
+        """Note the embedding of an epoch's prompt `[dim]`, kept as a unit vector; None for none.
 
         Raises :class:`ConfigError` for one that is not finite or has no direction.
         """
+        if prompt is None:
+            self._prompts = {e: unit for e, unit in self._prompts.items() if e != epoch}
+            return
         given = np.asarray(prompt, dtype=np.float32)
         norm = float(np.linalg.norm(given)) if given.ndim == 1 else 0.0
         if not np.isfinite(norm) or norm == 0:

@@ -52,6 +52,15 @@ class KeyRows(NamedTuple):
     scales: Vector
 
 
+def no_rows(count: int, width: int) -> KeyRows:
+    """What ``count`` pages without rows look like to a query of ``width``."""
+    return KeyRows(
+        np.full((count, min(width, SKETCH)), np.nan, dtype=np.float32),
+        np.zeros((count, width if width > SKETCH else 0), dtype=np.int16),
+        np.zeros(count, dtype=np.float32),
+    )
+
+
 def stored_row(row: npt.ArrayLike) -> StoredRow:
     """A row rounded to what is kept. Raises :class:`ConfigError` unless it is finite and flat."""
     given = np.asarray(row, dtype=np.float32)

@@ -108,11 +108,15 @@ class StoredKV:
         back = TemporalRotation(self.rotation.cos, -self.rotation.sin)
         return back.apply_(torch.eye(dim)) @ head_rotation(dim)
 
+    def decode_into(self, k: torch.Tensor, v: torch.Tensor) -> None:
+        """The whole block where this window has it, into ``[tokens, B * H, D]`` each."""
+        decode_block(self._block, self._header, k, v, self.rotation)
+
     def decode(self, batch: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """K and V where this window has them, ``[B, tokens, H, D]``: what need not be done."""
+        """K and V of the page, ``[B, tokens, H, D]`` each: what attention goes without."""
         tokens, heads, dim = self.shape.tokens, self.shape.heads, self.shape.head_dim
         k, v = torch.empty(2, tokens, heads, dim, dtype=dtype)
-        decode_block(self._block, self._header, k, v, self.rotation)
+        self.decode_into(k, v)
         page = slice(self.first, self.stop)
         k, v = (x[page].view(-1, batch, heads // batch, dim).transpose(0, 1) for x in (k, v))
         return k, v

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from collections.abc import Sequence
+from typing import NotRequired, TypedDict
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from worldpager.model_adapter.attention.paged import attend_segments
+from worldpager.model_adapter.attention.segments import DenseKV, StoredKV
+from worldpager.model_adapter.attention.sparse import sparse_attention
 from worldpager.model_adapter.builtin.config import ModelConfig
 
 
@@ -15,13 +19,14 @@ class LayerCache(TypedDict):
     """One layer's KV: bf16 `[B, capacity, heads, head_dim]` and two int64 tensors of shape [1].
 
     `global_end_index` is the absolute token offset after the last token written, and
-    `local_end_index` the row after it.
+    `local_end_index` the row after it. `memory`: stored blocks to attend to besides.
     """
 
     k: Tensor
     v: Tensor
     global_end_index: Tensor
     local_end_index: Tensor
+    memory: NotRequired[Sequence[StoredKV]]
 
 
 def rope_angles(rows: int, pairs: int, theta: float) -> Tensor:
@@ -52,7 +57,8 @@ class HeadNorm(nn.Module):
 class SelfAttention(nn.Module):
     """Attention over the cache and the current chunk; in training over chunks side by side.
 
-    `max_attention_size` and `sink_tokens` (both in tokens) may be set from outside between chunks.
+    `max_attention_size` and `sink_tokens` (both in tokens) may be set from outside between chunks,
+    and so may `sparse`: the share of attention mass to keep, or `None` for all of it.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -60,6 +66,8 @@ class SelfAttention(nn.Module):
         self.heads, self.head_dim = config.heads, config.head_dim
         self.max_attention_size = config.rope_rows * config.tokens_per_frame
         self.sink_tokens = config.tokens_per_chunk
+        self.sparse: float | None = None
+        self.frame_tokens = config.tokens_per_frame
         self.qkv = nn.Linear(config.width, 3 * config.width)
         self.out = nn.Linear(config.width, config.width)
         self.norm_q = HeadNorm(config.head_dim)
@@ -83,15 +91,22 @@ class SelfAttention(nn.Module):
             # The cache holds bf16; float32 queries meet it in float32, in contiguous copies, so
             # the same window gives the same bits in a ring of any size.
             k, v = self._append(kv_cache, k, v, current_start)
-            mixed = F.scaled_dot_product_attention(
-                q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-            ).transpose(1, 2)
+            mixed = self._attend(q, k, v, kv_cache.get("memory", ()))
         elif masks is not None:
             mixed = _side_by_side(q.to(v.dtype), k.to(v.dtype), v, masks)
         else:
             raise TypeError("attention needs a cache or masks")
         projected: Tensor = self.out(mixed.reshape(batch, length, width))
         return projected
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, memory: Sequence[StoredKV]) -> Tensor:
+        """Attention to the cache, `[B, W, H, D]` float32, and to stored blocks; as `q`."""
+        if memory:
+            return attend_segments(q, [DenseKV(k, v), *memory])
+        if self.sparse is not None:
+            return sparse_attention(q, k, v, block=self.frame_tokens, tau_min=self.sparse)
+        q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2)
 
     def _append(
         self, cache: LayerCache, k: Tensor, v: Tensor, current_start: int

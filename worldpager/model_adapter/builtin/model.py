@@ -84,6 +84,11 @@ class WorldModel(nn.Module):
         for block in self.blocks:
             block.self_attn.sink_tokens = tokens
 
+    def set_sparse(self, mass: float | None) -> None:
+        """Attend to the frames that hold `mass` of a head's attention; `None`: to all of them."""
+        for block in self.blocks:
+            block.self_attn.sparse = mass
+
     def new_cache(self, batch: int, capacity_tokens: int) -> list[LayerCache]:
         """An empty cache: one dict a layer, bf16 `[batch, capacity_tokens, heads, head_dim]`."""
         shape = (batch, capacity_tokens, self.config.heads, self.config.head_dim)

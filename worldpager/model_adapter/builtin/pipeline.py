@@ -103,7 +103,7 @@ class RolloutPipeline:
         """Generate a chunk: poses `[frames, 4, 4]` to float32 `[frames, H, W, 3]` in [0, 1]."""
         poses = self._begin(chunk, poses)
         frames = denoise(
-            self.model, self._noise(chunk), poses, self.kv_cache, self.current_start(chunk),
+            self.model, self.noise(chunk), poses, self.kv_cache, self.current_start(chunk),
             self.levels, self._seen if self.probe is not None else None,
         ).clamp(-1, 1)  # fmt: skip
         self._clean_pass(chunk, poses, frames)
@@ -144,7 +144,7 @@ class RolloutPipeline:
         self._begun = chunk
         return torch.as_tensor(np.asarray(poses), dtype=torch.float32)[None]
 
-    def _noise(self, chunk: int) -> Tensor:
+    def noise(self, chunk: int) -> Tensor:
         """A chunk's starting noise: float32 `[1, frames, 3, H, W]`, from `(seed, chunk)` alone."""
         config = self.config
         shape = (1, config.frames_per_chunk, 3, config.image_size, config.image_size)
