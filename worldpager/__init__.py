@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from worldpager.model_adapter.memory import WorldMemory
     from worldpager.model_adapter.ring_cache import RingCache
     from worldpager.pager.pool import MemoryPool
-    from worldpager.quant.rope import RopeLayout
+    from worldpager.quant.rope import RopeLayout, Wall
 
 __all__ = [
     "BoundaryReport",
@@ -27,6 +27,7 @@ __all__ = [
     "MemoryPool",
     "RingCache",
     "RopeLayout",
+    "Wall",
     "WorldMemory",
     "WorldPagerError",
 ]
@@ -41,6 +42,7 @@ _HOMES = {
     "MemoryPool": "pager.pool",
     "RingCache": "model_adapter.ring_cache",
     "RopeLayout": "quant.rope",
+    "Wall": "quant.rope",
     "WorldMemory": "model_adapter.memory",
     "WorldPagerError": "errors",
 }

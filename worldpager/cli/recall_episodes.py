@@ -24,6 +24,7 @@ from worldpager.cli.revisits import Revisits, find_revisits
 
 if TYPE_CHECKING:
     from worldpager.model_adapter.builtin import WorldModel
+    from worldpager.model_adapter.frontend import KVSpec
 
 KINDS = ("observed", "generated")
 _ROOMS = 50_000
@@ -76,7 +77,12 @@ def run_episode(
     from worldpager.model_adapter.builtin import RolloutPipeline, Room, render
     from worldpager.model_adapter.memory import WorldMemory
     from worldpager.model_adapter.pruning import CleanProbe
-    from worldpager.model_adapter.rollout import MemoryHook, builtin_spec, weights_identity
+    from worldpager.model_adapter.rollout import (
+        SPARSE_MASS,
+        MemoryHook,
+        builtin_spec,
+        weights_identity,
+    )
 
     path = recall_path(episode.path, episode.chunks, episode.seed)
     seen = episode.chunks // 2 if episode.kind == "observed" else 0
@@ -84,6 +90,7 @@ def run_episode(
     spec = builtin_spec(
         model.config, episode.chunks if method.chunks is None else method.chunks, weights_identity()
     )
+    model.set_sparse(SPARSE_MASS if method.sparse else None)
     film = np.empty((episode.chunks, FRAMES, 32, 32, 3), np.uint8)
     costs = []
     with tempfile.TemporaryDirectory(dir=folder) as store:
@@ -108,7 +115,7 @@ def run_episode(
                     costs.append((time.perf_counter() - began, memory.last.boundary_ms / 1e3))
                 film[chunk] = np.rint(frames * 255)
         outcome = Outcome(episode)
-        outcome.chunk_bytes = _stored_bytes(config.store, spec.layers, spec.sink_chunks)
+        outcome.chunk_bytes = _stored_bytes(config.store, spec)
     others = (spec.sink_chunks + spec.recent_chunks + 1) * spec.tokens_per_chunk
     outcome.window_tokens = float(pipeline.kv_cache[0]["local_end_index"]) - others
     outcome.chunk_ms, outcome.boundary_ms = (np.median(costs, axis=0) * 1e3).tolist()
@@ -116,17 +123,18 @@ def run_episode(
     return outcome
 
 
-def _stored_bytes(store: Path, layers: int, sink: int) -> float:
-    """Mean bytes of a stored chunk, headers and payload, by the index in its file."""
+def _stored_bytes(store: Path, spec: KVSpec) -> float:
+    """Bytes stored of a chunk on average, headers and payload, by the indices of the files."""
     from worldpager.quant.shard import read_tail
 
-    lengths = []
+    total, chunks = 0, set()
     for file in store.glob("rollout-*/kv/[0-9]*"):
         image = np.fromfile(file, np.uint8)
-        record, layout = read_tail(image, len(image), layers)
-        if record.chunk >= sink:
-            lengths.append(sum(layout.lengths))
-    return float(np.mean(lengths))
+        record, layout = read_tail(image, len(image), spec.layers)
+        if record.start_frame >= spec.sink_frames:
+            total += sum(layout.lengths)
+            chunks.add(record.start_frame // spec.frames_per_chunk)
+    return total / len(chunks)
 
 
 def _by_gap(

@@ -29,7 +29,8 @@ class Method:
 
     ``chunks``: retrieved a window, ``None`` for all there are. ``memory``: fields of
     :class:`MemoryConfig` in which it differs from the default; ``{gamma}`` in ``pruning`` stands
-    for :data:`GAMMA`. ``against``: the method that it is held against, world by world.
+    for :data:`GAMMA`. ``against``: the method that it is held against, world by world. ``sparse``:
+    head-adaptive block-sparse attention instead of dense.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Method:
     chunks: int | None = 3
     memory: Mapping[str, Any] = field(default_factory=dict)
     against: str | None = "retrieval"
+    sparse: bool = False
 
     def pruning(self, kind: str) -> str:
         """The pruning policy's name for a ``kind`` of context."""
@@ -62,6 +64,8 @@ class Method:
             for c in ("bf16", episode.codec)
         )
         held = max(episode.chunks, 2 * spec.retrieve_chunks) + _SPARE_CHUNKS
+        if "page_frames" in self.memory:
+            held *= spec.frames_per_chunk  # every page takes whole pages of memory for each layer
         fields = {**self.memory, "pruning": self.pruning(episode.kind)}
         return MemoryConfig(
             store=store,
@@ -88,6 +92,7 @@ METHODS = {
             Method(name, f"retrieval, positions {name}", memory={"positions": name})
             for name in ("absolute", "moving-best-first", "fractional", "fractional-fast")
         ),
+        Method("overlap", "retrieval by overlap of views", memory={"retrieval": "fov"}),
         Method("six", "retrieval by camera, 6 chunks", chunks=6),
         Method(
             "compressed",
@@ -96,6 +101,18 @@ METHODS = {
         ),
         Method(
             "six-in-three", "retrieval, 6 chunks in the room of 3", 6, {"pruning": "worldkv:0.25"}
+        ),
+        Method("pages", "9 frames by camera", memory={"page_frames": 1}),
+        Method(
+            "pages-by-query", "9 frames by query", memory={"page_frames": 1, "retrieval": "query"}
+        ),
+        Method(
+            "sparse",
+            "full KV, sparse attention",
+            None,
+            {"positions": "absolute"},
+            "full",
+            sparse=True,
         ),
         _everything("decoprune", "DeCoPrune", "decoprune:{gamma}", "full"),
         _everything("random", "as many tokens at random", "random/decoprune:{gamma}", "decoprune"),
