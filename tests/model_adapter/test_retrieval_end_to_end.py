@@ -95,8 +95,9 @@ def test_by_page_only_the_chosen_pages_are_read_decoded_and_placed(tmp_path: Pat
 
 
 def test_policies_of_whole_chunks_list_all_pages_of_a_chunk(tmp_path: Path) -> None:
-    by_page = Frontend(tmp_path / "a", reference_spec(2), chunks_in_dram=10, page_frames=1)
-    by_chunk = Frontend(tmp_path / "b", reference_spec(2), chunks_in_dram=10)
+    how = {"chunks_in_dram": 10, "on_miss": "wait"}
+    by_page = Frontend(tmp_path / "a", reference_spec(2), page_frames=1, **how)
+    by_chunk = Frontend(tmp_path / "b", reference_spec(2), **how)
     with by_page.memory, by_chunk.memory:
         for chunk in range(45):
             pages = by_page.go(chunk)

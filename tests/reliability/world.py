@@ -228,7 +228,7 @@ class World:
         image = StoredImage(got.image, self.spec)
         assert image.record.chunk == chunk
         target = _OneSlot(self.spec)
-        image.decode(target, 0, 0)
+        image.decode(target, 0, (0.0,))
         codec = SINK_CODEC if chunk < self.spec.sink_chunks else self.codec
         for layer in range(self.spec.layers):
             want = expected(self.spec, codec, self.session, chunk, layer, 0)

@@ -29,12 +29,12 @@ from worldpager.errors import BudgetError
 from worldpager.pager import events as ev
 from worldpager.pager.events import Action, ChunkKey, Event
 from worldpager.pager.eviction import EvictionPolicy
-from worldpager.pager.pace import Pace
 from worldpager.pager.policies import Choice, FallbackPolicy, Pressure, WriteBack
 from worldpager.pager.room import WINDOW_RANK, Room
 from worldpager.pager.spill import Spill, backoff
 from worldpager.pager.states import Page, State
 from worldpager.pager.stats import Counted, Stats
+from worldpager.pager.stream import Stream
 from worldpager.pager.table import PageTable
 from worldpager.tiers.extents import page_ceil
 
@@ -42,27 +42,6 @@ NO_ROOM = "no room"
 """Why a chunk is lost that waited for room in vain."""
 READ_ATTEMPTS = 5
 """A chunk whose reads fail this often in a row, without proof of damage, is given up."""
-
-
-class _Stream:
-    """What the core remembers of one stream between two windows."""
-
-    __slots__ = (
-        "ahead", "awaited", "before", "counted", "further", "gathering", "pace", "pinned", "urgent",
-        "width",
-    )  # fmt: skip
-
-    def __init__(self) -> None:
-        self.pinned: list[Page] = []  # the window served last
-        self.before: list[Page] = []  # the one before it, no longer pinned
-        self.counted = Counted({}, False)  # what the window served last added to the statistics
-        self.width = 1  # chunks a window wants
-        self.ahead: tuple[ChunkKey, ...] = ()
-        self.urgent: tuple[ChunkKey, ...] = ()  # of these, what may be loaded in this step
-        self.further: tuple[ChunkKey, ...] = ()  # and after that
-        self.pace = Pace()
-        self.awaited: set[ChunkKey] = set()  # what the next window waits for
-        self.gathering: set[ChunkKey] = set()  # all of that window: none of it may leave meanwhile
 
 
 class Core:
@@ -85,7 +64,7 @@ class Core:
         self._fallback = fallback
         self._pressure = pressure
         self._read_slots = read_slots
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._generation = 0
         self._clock = 0  # logical: one step per use of a page
         self._tick = 0
@@ -164,7 +143,7 @@ class Core:
         if self.stats.spill_chunk is None and self.table.extents.largest_free < event.nbytes:
             self.stats.spill_chunk = self.stats.commits + 1
         self._usual = event.nbytes
-        self._end_step(self._streams.setdefault(event.key.stream, _Stream()))
+        self._end_step(self._streams.setdefault(event.key.stream, Stream()))
         offset = self._room.find(event.nbytes, WINDOW_RANK)
         may_drop = self._pressure == "drop" or event.insist or self._spill.broken
         if offset is None and may_drop:
@@ -226,7 +205,7 @@ class Core:
     # ---- windows -------------------------------------------------------------------------------
 
     def _boundary(self, event: ev.Boundary) -> None:
-        stream = self._streams.setdefault(event.stream, _Stream())
+        stream = self._streams.setdefault(event.stream, Stream())
         pages = self.table.pages
 
         def page_of(chunk: int) -> Page | None:
@@ -258,20 +237,20 @@ class Core:
             chunks, reason = choice.chunks, choice.reason
         self._serve(stream, event, [pages[ChunkKey(event.stream, c)] for c in chunks], reason)
 
-    def _end_step(self, stream: _Stream) -> None:
+    def _end_step(self, stream: Stream) -> None:
         """A chunk is finished: what was admitted should be there, and no more of it begins."""
         left = sum(not page.resident for page in self._pages(stream.further))
         stream.pace.end(len(stream.further) - left, left)
         stream.urgent = stream.further = ()
 
-    def _cannot_load(self, stream: _Stream) -> bool:
+    def _cannot_load(self, stream: Stream) -> bool:
         """Whether the window waits in vain: no room for its reads, and none is being made."""
         if not stream.awaited or self._starved != WINDOW_RANK or self._reads:
             return False
         making_room = self._spill.writing or self.table.dirty_bytes
         return not making_room or self._spill.broken
 
-    def _serve(self, stream: _Stream, event: ev.Boundary, window: list[Page], reason: str) -> None:
+    def _serve(self, stream: Stream, event: ev.Boundary, window: list[Page], reason: str) -> None:
         served, hits, lacking = [], Counter[str](), len(event.wanted)
         for page in window:
             assert page.resident and page.offset is not None
@@ -321,7 +300,7 @@ class Core:
             self._room.spoil(page)
 
     def _ahead(self, event: ev.Ahead) -> None:
-        stream = self._streams.setdefault(event.stream, _Stream())
+        stream = self._streams.setdefault(event.stream, Stream())
         for page in self._pages(stream.ahead):
             page.rank = None
         stream.ahead = tuple(
@@ -337,7 +316,7 @@ class Core:
             if page.rank is None:
                 self._room.unstage(page)
 
-    def _admit(self, stream: _Stream, number: int) -> None:
+    def _admit(self, stream: Stream, number: int) -> None:
         """What of a new list may be loaded before the next window comes."""
         urgent, further = stream.ahead[: stream.width], stream.ahead[stream.width :]
         further = tuple(p.key for p in self._pages(further) if p.state is State.STORED)

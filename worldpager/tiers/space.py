@@ -148,3 +148,15 @@ class DiskSpace:
         free = self._io.free_bytes(self._folder)
         with self._cap.reserved(nbytes, free, self._free_floor, beside=beside):
             yield
+
+
+@contextmanager
+def store_errors(action: str) -> Iterator[None]:
+    """Turn what the system says into our own errors, saying what was being done."""
+    try:
+        yield
+    except StoreError:
+        raise
+    except OSError as error:
+        kind = StoreFullError if error.errno in FULL else StoreError
+        raise kind(error.errno, f"could not {action}: {error.strerror or error}") from error

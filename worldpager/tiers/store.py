@@ -41,7 +41,7 @@ from worldpager.tiers.recovery import (
     shard_name,
     shard_sizes,
 )
-from worldpager.tiers.space import FULL, DiskCap, DiskSpace
+from worldpager.tiers.space import DiskCap, DiskSpace, store_errors
 from worldpager.tiers.spec import StoreSpec
 
 _Key = tuple[int, int]  # stream, chunk
@@ -106,7 +106,7 @@ class ChunkStore:
         other things; nothing was touched then. :class:`StoreLockedError` while another makes it.
         """
         io, path = io or SystemIO(), Path(path).resolve()
-        with _store_errors(f"create a store at {path}"):
+        with store_errors(f"create a store at {path}"):
             space = DiskSpace(io, path / spec.rollout, disk_cap, free_floor)
             _refuse_existing(io, path, spec)
             layout.make_folders(io, path, spec)
@@ -142,7 +142,7 @@ class ChunkStore:
         process or store object writes to it.
         """
         io, path = io or SystemIO(), Path(path).resolve()
-        with _store_errors(f"open the store at {path}"):
+        with store_errors(f"open the store at {path}"):
             space = DiskSpace(io, path / spec.rollout, disk_cap, free_floor)
             if not layout.check_identity(io, path, spec):
                 raise _no_rollout(path, spec.rollout)
@@ -156,7 +156,7 @@ class ChunkStore:
         May be used beside a writer; then it shows a moment of it. Raises as :meth:`open`.
         """
         io, path = io or SystemIO(), Path(path).resolve()
-        with _store_errors(f"open the store at {path}"):
+        with store_errors(f"open the store at {path}"):
             spec = layout.load_rollout(io, path, rollout)
             if spec is None:
                 raise _no_rollout(path, rollout)
@@ -171,7 +171,7 @@ class ChunkStore:
         Raises :class:`ForeignDirectoryError` or :class:`IdentityError` (format version).
         """
         path = Path(path).resolve()
-        with _store_errors(f"look for a store at {path}"):
+        with store_errors(f"look for a store at {path}"):
             return layout.load_rollout(io or SystemIO(), path, rollout) is not None
 
     @property
@@ -201,7 +201,7 @@ class ChunkStore:
         if not 0 <= chunk < MAX_CHUNKS:
             raise ConfigError(f"a chunk id must be between 0 and {MAX_CHUNKS - 1}, not {chunk}")
         target = self._path(chunk, stream)
-        with _store_errors(f"write chunk {chunk} to {target}"), self._claimed(stream, chunk):
+        with store_errors(f"write chunk {chunk} to {target}"), self._claimed(stream, chunk):
             new = (stream, chunk) not in self._sizes
             beside = self._metadata.beside(len(self._sizes), new)
             with self._space.reserved(image.nbytes, beside=beside):
@@ -233,7 +233,7 @@ class ChunkStore:
             raise DamagedBlockError("missing", f"chunk {chunk} is not in {path.parent}")
         if out.nbytes != nbytes:
             raise DamagedBlockError("size", f"{path} has {nbytes} bytes instead of {out.nbytes}")
-        with _store_errors(f"read chunk {chunk} from {path}"):
+        with store_errors(f"read chunk {chunk} from {path}"):
             self._files.read_into(path, out)
 
     def size(self, chunk: int, stream: int = 0) -> int | None:
@@ -248,7 +248,7 @@ class ChunkStore:
         """
         self._require_writable()
         path = self._path(chunk, stream)
-        with _store_errors(f"delete chunk {chunk} at {path}"), self._claimed(stream, chunk):
+        with store_errors(f"delete chunk {chunk} at {path}"), self._claimed(stream, chunk):
             with suppress(FileNotFoundError):
                 self._io.unlink(path)
             with self._lock:
@@ -270,7 +270,7 @@ class ChunkStore:
         :class:`DamagedBlockError` and :class:`StoreError`.
         """
         nbytes = self.size(record.chunk, stream) or 0
-        with _store_errors(f"read the annex of chunk {record.chunk}"):
+        with store_errors(f"read the annex of chunk {record.chunk}"):
             return self._examiner.annex(record, nbytes, stream) if record.annex_bytes else b""
 
     def verify(self) -> tuple[DamagedChunk, ...]:
@@ -295,7 +295,7 @@ class ChunkStore:
         and :class:`StoreError`; each file is then the old or the new one.
         """
         self._require_writable()
-        with _store_errors(f"write metadata to {self._root}"):
+        with store_errors(f"write metadata to {self._root}"):
             beyond = self._metadata.growth(arrays) - self._space.promised
             if beyond > 0:
                 self._space.cap.require(beyond)
@@ -315,7 +315,7 @@ class ChunkStore:
         rest is gone then.
         """
         self._require_writable()
-        with _store_errors(f"delete the rollout at {self._root}"):
+        with store_errors(f"delete the rollout at {self._root}"):
             try:
                 layout.remove_files(self._io, self._root)
             finally:
@@ -403,18 +403,6 @@ class ChunkStore:
                 f"the store of {self._root} was opened to look only, or in the process that forked "
                 "this one; open it here to change it"
             )
-
-
-@contextmanager
-def _store_errors(action: str) -> Iterator[None]:
-    """Turn what the system says into our own errors, saying what was being done."""
-    try:
-        yield
-    except StoreError:
-        raise
-    except OSError as error:
-        kind = StoreFullError if error.errno in FULL else StoreError
-        raise kind(error.errno, f"could not {action}: {error.strerror or error}") from error
 
 
 def _refuse_existing(io: IOBackend, path: Path, spec: StoreSpec) -> None:
