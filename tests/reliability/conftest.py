@@ -15,7 +15,11 @@ SHIM = Path(__file__).with_name("shim.c")
 
 
 def our_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name.startswith("worldpager")]
+    return [
+        t
+        for t in threading.enumerate()
+        if t.name.startswith("worldpager") and "levels" not in t.name
+    ]
 
 
 @pytest.fixture(autouse=True)

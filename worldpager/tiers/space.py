@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from worldpager.errors import ConfigError, StoreFullError
+from worldpager.errors import ConfigError, StoreError, StoreFullError
 from worldpager.tiers.io_backend import IOBackend
 from worldpager.units import format_size
 
