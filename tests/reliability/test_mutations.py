@@ -14,7 +14,7 @@ import pytest
 
 from tests.reliability.faults import FailingIO, HangingIO, YieldingIO, fail
 from tests.reliability.world import World, chunk_bytes, chunk_file, folder_bytes, reference_spec
-from worldpager.errors import BackgroundError, IdentityError, StoreError
+from worldpager.errors import BackgroundError, DamagedBlockError, IdentityError, StoreError
 from worldpager.model_adapter.memory import WorldMemory
 from worldpager.model_adapter.window import Moving
 from worldpager.pager import core as core_module
@@ -261,7 +261,7 @@ def rename_before_the_bytes(patch: pytest.MonkeyPatch) -> None:
 
 def positions_of_the_slot(patch: pytest.MonkeyPatch) -> None:
     def place(self: Moving, start_frame: int, base: int, stored: Any) -> list[float]:
-        return [float(3 * i) for i in range(len(stored))]
+        return [[float(3 * i)] for i in range(len(stored))]
 
     patch.setattr(Moving, "place", place)
 
@@ -328,5 +328,12 @@ def test_notices(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: Patch, check: Check
 ) -> None:
     defect(monkeypatch)
-    with pytest.raises((AssertionError, pytest.fail.Exception, BackgroundError, StoreError)):
+    noticed = (
+        AssertionError,
+        pytest.fail.Exception,
+        BackgroundError,
+        DamagedBlockError,
+        StoreError,
+    )
+    with pytest.raises(noticed):
         check(tmp_path / "s")

@@ -114,7 +114,12 @@ class Core:
         return self._out
 
     def _scarce(self) -> bool:
-        return self._usual > 0 and self._room.scarce(self._usual, self._write_back.spare)
+        """Whether the next commits would find room only at the cost of the next windows."""
+        if self._usual == 0:
+            return False
+        streams = self._streams.values()
+        kept = {key for stream in streams for key in stream.ahead[: stream.width]}
+        return self._room.scarce(self._usual, self._write_back.spare, kept)
 
     def _emit(self, *actions: Action) -> None:
         self._out += actions

@@ -82,10 +82,12 @@ class Room:
             offset = self._table.extents.allocate(nbytes)
         return offset
 
-    def scarce(self, nbytes: int, places: int) -> bool:
-        """Whether fewer than ``places`` of ``nbytes`` could be had without a write."""
+    def scarce(self, nbytes: int, places: int, kept: set[ChunkKey]) -> bool:
+        """Whether fewer than ``places`` of ``nbytes`` could be had without a write or ``kept``."""
         free = self._table.extents.largest_free // page_ceil(nbytes)
-        return free < places and free + len(self._spare(State.CLEAN)) < places
+        if free >= places:
+            return False
+        return free + sum(p.key not in kept for p in self._spare(State.CLEAN)) < places
 
     def find_by_dropping(self, nbytes: int) -> int | None:
         """An extent made by dropping the coldest dirty chunks, where :meth:`find` found none."""
