@@ -1,8 +1,4 @@
-"""Compiled loops of the rotated codecs: key means, Hadamard transform, packing.
-
-They work on tiles of 16 tokens of one head, stored ``[head_dim][16]``: every inner loop runs over
-16 independent tokens and no sum depends on the width of the machine's vectors.
-"""
+"""Compiled loops of the rotated codecs: from rows to scales and packed codes, and back."""
 
 from __future__ import annotations
 
@@ -14,155 +10,51 @@ from worldpager.quant.kernels import (
     NON_FINITE,
     OK,
     TOO_LARGE,
-    float_to_half,
     get_u16,
     half_to_float,
     kernel,
-    load_row,
     put_u16,
-    row_is_finite,
-    store_row,
-    turn_row,
 )
-from worldpager.quant.kernels_search import LANES, group_codes, search_scales, set_ladder
+from worldpager.quant.kernels_search import group_codes, search_scales
+from worldpager.quant.lanes import LANES, load, lookup, splat, store
+from worldpager.quant.lanes_tiles import transpose
+from worldpager.quant.tiles import load_tile, padded, rows_are_finite, store_tile, transform_tile
 
 
 @kernel
-def load_tile(
-    words: Any,
-    strides: Any,
-    kind: Any,
-    t0: Any,
-    lanes: Any,
-    h: Any,
-    mean: Any,
-    weight: Any,
-    row: Any,
-    tile: Any,
-) -> Any:
-    """Fill ``tile`` with ``weight * (x - mean)`` of ``lanes`` tokens from ``t0``, zeros after them.
+def pack_tile(codes: Any, bits: Any, dim: Any, packed: Any) -> None:
+    """Each lane's codes as a little-endian bit string: ``packed`` is ``[words][16]``."""
+    at, shift, word = 0, np.uint32(0), splat(np.uint32(0))
+    for i in range(dim):
+        code = load(codes, i * LANES)
+        word = word | (code << splat(shift))
+        shift = np.uint32(shift + bits)
+        if shift >= np.uint32(32):
+            store(packed, at, word)
+            at += LANES
+            shift = np.uint32(shift - np.uint32(32))
+            word = splat(np.uint32(0))
+            if shift > np.uint32(0):
+                word = code >> splat(np.uint32(bits - shift))
+    if shift > np.uint32(0):
+        store(packed, at, word)
 
-    False if a value is not finite.
-    """
+
+@kernel
+def put_rows(
+    packed: Any, lanes: Any, row_bytes: Any, strings: Any, out: Any, at: Any, pitch: Any
+) -> None:
+    """Write each lane's bit string to ``at + lane * pitch``; ``strings``: scratch."""
+    width = len(strings) // LANES
+    if lanes == LANES and row_bytes == width:
+        for i in range(0, width // 4, LANES):
+            transpose(packed, i * LANES, LANES, out, at + i * 4, pitch)
+        return
+    for i in range(0, width // 4, LANES):
+        transpose(packed, i * LANES, LANES, strings, i * 4, width)
     for lane in range(lanes):
-        load_row(words, (t0 + lane) * strides[0] + h * strides[1], strides[2], kind, row)
-        if not row_is_finite(row):
-            return False
-        for i in range(len(row)):
-            tile[i * LANES + lane] = (row[i] - mean[i]) * weight[i]
-    for lane in range(lanes, LANES):
-        for i in range(len(row)):
-            tile[i * LANES + lane] = np.float32(0.0)
-    return True
-
-
-@kernel
-def channel_means(words: Any, strides: Any, kind: Any, shape: Any, mean: Any) -> None:
-    """Mean over tokens of each channel, rounded to fp16: fp32 ``[heads * head_dim]``.
-
-    A head keeps its means only where they bring its tokens nearer to zero: where
-    ``|x - mean|^2 / |x|^2``, on which a token's error depends, averages below one. So a few tokens
-    far from the rest cannot spoil the rest, and heads with zero rows keep them zero.
-    """
-    tokens, heads, dim = shape
-    row, total = np.empty(dim, np.float32), np.empty(dim, np.float64)
-    for h in range(heads):
-        total[:] = 0.0
-        for t in range(tokens):
-            load_row(words, t * strides[0] + h * strides[1], strides[2], kind, row)
-            for i in range(dim):
-                total[i] += row[i]
-        for i in range(dim):
-            middle = min(max(total[i] / tokens, -65504.0), 65504.0)
-            mean[h * dim + i] = half_to_float(float_to_half(np.float32(middle)))
-        middles = mean[h * dim : (h + 1) * dim]
-        gain = np.float64(0.0)
-        for t in range(tokens):
-            load_row(words, t * strides[0] + h * strides[1], strides[2], kind, row)
-            before, after = np.float32(0.0), np.float32(0.0)
-            for i in range(dim):
-                rest = row[i] - middles[i]
-                before += row[i] * row[i]
-                after += rest * rest
-            gain += 1.0 - after / before
-        if not gain > 0.0:
-            middles[:] = np.float32(0.0)
-
-
-@kernel
-def put_means(mean: Any, shape: Any, groups: Any, out: Any) -> None:
-    """Spread the bits of each head's fp16 means over the sign bits of its scales."""
-    _, heads, dim = shape
-    for h in range(heads):
-        for i in range(dim):
-            word = np.uint32(float_to_half(mean[h * dim + i]))
-            for j in range(16):
-                t, g = divmod(16 * i + j, groups)
-                bit = np.uint8((word >> np.uint32(j)) & np.uint32(1))
-                out[((t * heads + h) * groups + g) * 2 + 1] |= np.uint8(bit << np.uint8(7))
-
-
-@kernel
-def get_means(data: Any, shape: Any, groups: Any, mean: Any) -> None:
-    """Inverse of :func:`put_means`."""
-    _, heads, dim = shape
-    for h in range(heads):
-        for i in range(dim):
-            word = np.uint32(0)
-            for j in range(16):
-                t, g = divmod(16 * i + j, groups)
-                byte = np.uint32(data[((t * heads + h) * groups + g) * 2 + 1])
-                word |= np.uint32((byte >> np.uint32(7)) << np.uint32(j))
-            mean[h * dim + i] = half_to_float(np.uint16(word))
-
-
-@kernel
-def transform_tile(tile: Any, blocks: Any) -> None:
-    """Block-diagonal Hadamard along the first axis of ``tile``, in place, not normalised.
-
-    Two stages of the textbook transform at a time, with its sums in its order.
-    """
-    first = 0
-    for b in range(len(blocks)):
-        end, run = first + blocks[b] * LANES, LANES
-        while first + 4 * run <= end:
-            for start in range(first, end, 4 * run):
-                p, q = tile[start : start + run], tile[start + run : start + 2 * run]
-                r, s = (
-                    tile[start + 2 * run : start + 3 * run],
-                    tile[start + 3 * run : start + 4 * run],
-                )
-                for i in range(run):
-                    low, high = p[i] + q[i], r[i] + s[i]
-                    low_rest, high_rest = p[i] - q[i], r[i] - s[i]
-                    p[i], r[i] = low + high, low - high
-                    q[i], s[i] = low_rest + high_rest, low_rest - high_rest
-            run *= 4
-        if first + 2 * run == end:
-            p, q = tile[first : first + run], tile[first + run : end]
-            for i in range(run):
-                p[i], q[i] = p[i] + q[i], p[i] - q[i]
-        first = end
-
-
-@kernel
-def pack_tile(codes: Any, bits: Any, lanes: Any, dim: Any, out: Any, at: Any, pitch: Any) -> None:
-    """Write each lane's codes as a little-endian bit string at ``at + lane * pitch``."""
-    for lane in range(lanes):
-        target = out[at + lane * pitch : at + lane * pitch + dim * bits // 8]
-        if bits == 4:
-            for i in range(dim // 2):
-                low, high = codes[2 * i * LANES + lane], codes[(2 * i + 1) * LANES + lane]
-                target[i] = low | (high << np.uint8(4))
-        else:
-            for i in range(dim // 8):
-                word = np.uint32(0)
-                for j in range(8):
-                    code = np.uint32(codes[(8 * i + j) * LANES + lane])
-                    word = np.uint32(word | (code << np.uint32(3 * j)))
-                target[3 * i] = np.uint8(word & np.uint32(0xFF))
-                target[3 * i + 1] = np.uint8((word >> np.uint32(8)) & np.uint32(0xFF))
-                target[3 * i + 2] = np.uint8(word >> np.uint32(16))
+        for i in range(row_bytes):
+            out[at + lane * pitch + i] = strings[lane * width + i]
 
 
 @kernel
@@ -179,6 +71,7 @@ def encode_rotated(
     levels: Any,
     middles: Any,
     tries: Any,
+    buckets: Any,
     out: Any,
 ) -> Any:
     """fp16 scales ``[tokens][heads][groups]``, then codes ``[tokens][heads][head_dim]``, packed.
@@ -187,69 +80,92 @@ def encode_rotated(
     root of the Hadamard block size, per channel.
     """
     tokens, heads, dim = shape
-    row = np.empty(dim, np.float32)
-    tile = np.empty(dim * LANES, np.float32)
-    codes = np.empty(dim * LANES, np.uint8)
-    work, ladder = np.empty((6, LANES), np.float32), np.empty((7, LANES), np.float32)
-    steps, scales = np.empty(LANES, np.float32), np.empty(LANES, np.uint16)
+    size = padded(dim) * LANES
+    rows, tile, sizes = (
+        np.zeros(size, np.float32),
+        np.empty(size, np.float32),
+        np.empty(size, np.float32),
+    )
+    codes, packed = np.empty(size, np.uint32), np.empty(size, np.uint32)
     groups, row_bytes = len(ends), dim * bits // 8
+    strings = np.empty((row_bytes + 63) // 64 * 64 * LANES, np.uint8)
+    found, scales = np.empty(4 * LANES, np.float32), np.empty(LANES, np.uint32)
     codes_at = tokens * heads * groups * 2
-    for h in range(heads):
-        for t0 in range(0, tokens, LANES):
-            lanes = min(LANES, tokens - t0)
-            middle = mean[h * dim : (h + 1) * dim]
-            if not load_tile(words, strides, kind, t0, lanes, h, middle, weight, row, tile):
-                return NON_FINITE
+    half = np.uint32(1 << (bits - 1))
+    for t0 in range(0, tokens, LANES):
+        lanes = min(LANES, tokens - t0)
+        for h in range(heads):
+            load_tile(words, strides, kind, t0, lanes, h, dim, rows, tile)
+            for i in range(dim):
+                middle = splat(mean[h * dim + i])
+                store(tile, i * LANES, (load(tile, i * LANES) - middle) * splat(weight[i]))
             transform_tile(tile, blocks)
             first = 0
             for g in range(groups):
                 n = ends[g] - first
                 part = tile[first * LANES : ends[g] * LANES]
-                if not search_scales(part, n, levels, middles, tries, work, ladder, steps, scales):
-                    return TOO_LARGE
-                set_ladder(ladder, middles, steps)
-                half = np.uint8(1 << (bits - 1))
-                group_codes(part, n, ladder, half, codes[first * LANES : ends[g] * LANES])
+                if not search_scales(
+                    part, n, levels, middles, tries, buckets, lanes, sizes, found, scales
+                ):
+                    finite = rows_are_finite(words, strides, kind, t0, lanes, h, dim, rows)
+                    return TOO_LARGE if finite else NON_FINITE
+                group_codes(part, n, load(found, 0), middles, half, codes[first * LANES :])
                 for lane in range(lanes):
-                    put_u16(out, (((t0 + lane) * heads + h) * groups + g) * 2, scales[lane])
+                    put_u16(
+                        out, (((t0 + lane) * heads + h) * groups + g) * 2, np.uint16(scales[lane])
+                    )
                 first = ends[g]
+            pack_tile(codes, bits, dim, packed)
             at = codes_at + (t0 * heads + h) * row_bytes
-            pack_tile(codes, bits, lanes, dim, out, at, heads * row_bytes)
+            put_rows(packed, lanes, row_bytes, strings, out, at, heads * row_bytes)
     return OK
 
 
 @kernel
-def unpack_tile(
-    data: Any,
-    at: Any,
-    pitch: Any,
-    bits: Any,
-    lanes: Any,
-    first: Any,
-    end: Any,
-    table: Any,
-    scales: Any,
-    tile: Any,
+def get_rows(
+    data: Any, at: Any, pitch: Any, lanes: Any, row_bytes: Any, strings: Any, packed: Any
 ) -> None:
-    """Scaled levels of channels ``first`` to ``end`` of ``lanes`` rows of codes.
-
-    The codes of row ``lane`` start at byte ``at + lane * pitch``.
-    """
-    if bits == 4:
-        for i in range(first // 2, end // 2):
-            for lane in range(lanes):
-                byte = np.uint32(data[at + lane * pitch + i])
-                tile[2 * i * LANES + lane] = table[byte & np.uint32(15)] * scales[lane]
-                tile[(2 * i + 1) * LANES + lane] = table[byte >> np.uint32(4)] * scales[lane]
+    """Inverse of :func:`put_rows`."""
+    width = len(strings) // LANES
+    if lanes == LANES and row_bytes == width:
+        for i in range(0, width // 4, LANES):
+            transpose(data, at + i * 4, pitch, packed, i * LANES, LANES)
         return
-    for i in range(first // 8, end // 8):
-        for lane in range(lanes):
-            byte = at + lane * pitch + 3 * i
-            word = np.uint32(data[byte]) | np.uint32(data[byte + 1]) << np.uint32(8)
-            word |= np.uint32(data[byte + 2]) << np.uint32(16)
-            for j in range(8):
-                code = np.uint32((np.uint32(word) >> np.uint32(3 * j)) & np.uint32(7))
-                tile[(8 * i + j) * LANES + lane] = table[code] * scales[lane]
+    for lane in range(lanes):
+        for i in range(row_bytes):
+            strings[lane * width + i] = data[at + lane * pitch + i]
+    for i in range(0, width // 4, LANES):
+        transpose(strings, i * 4, width, packed, i * LANES, LANES)
+
+
+@kernel
+def unpack_tile(
+    packed: Any, bits: Any, first: Any, end: Any, table: Any, scales: Any, tile: Any
+) -> None:
+    """Scaled levels of channels ``first`` to ``end`` of each lane's bit string."""
+    levels, scale = load(table, 0), load(scales, 0)
+    for i in range(first, end):
+        at = np.uint32(i * bits)
+        word, shift = np.intp(at >> np.uint32(5)), np.uint32(at & np.uint32(31))
+        code = load(packed, word * LANES) >> splat(shift)
+        if shift + bits > np.uint32(32):
+            code = code | (
+                load(packed, (word + 1) * LANES) << splat(np.uint32(np.uint32(32) - shift))
+            )
+        store(tile, i * LANES, lookup(levels, code) * scale)
+
+
+@kernel
+def finish_tile(tile: Any, dim: Any, mean: Any, weight: Any, cos: Any, sin: Any) -> None:
+    """Signs, norms and means, then the rotation of the leading pairs, in place."""
+    for i in range(dim):
+        value = load(tile, i * LANES) * splat(weight[i]) + splat(mean[i])
+        store(tile, i * LANES, value)
+    for i in range(len(cos)):
+        re, im = load(tile, 2 * i * LANES), load(tile, (2 * i + 1) * LANES)
+        c, s = splat(cos[i]), splat(sin[i])
+        store(tile, 2 * i * LANES, re * c - im * s)
+        store(tile, (2 * i + 1) * LANES, re * s + im * c)
 
 
 @kernel
@@ -271,30 +187,28 @@ def decode_rotated(
     """Inverse of :func:`encode_rotated`, rotating each row on the way.
 
     ``weight``: sign over the root of the Hadamard block size, per channel. ``table``: level of each
-    code.
+    code, 16 entries.
     """
     tokens, heads, dim = shape
-    row, scales = np.empty(dim, np.float32), np.empty(LANES, np.float32)
-    tile = np.zeros(dim * LANES, np.float32)
     groups, row_bytes = len(ends), dim * bits // 8
+    rows = np.empty(padded(dim) * LANES, np.float32)
+    tile, scales = np.zeros(padded(dim) * LANES, np.float32), np.empty(LANES, np.float32)
+    strings = np.zeros((row_bytes + 63) // 64 * 64 * LANES, np.uint8)
+    packed = np.empty(len(strings) // 4, np.uint32)
     codes_at = tokens * heads * groups * 2
     for t0 in range(0, tokens, LANES):
         lanes = min(LANES, tokens - t0)
         for h in range(heads):
             at = codes_at + (t0 * heads + h) * row_bytes
-            pitch = heads * row_bytes
+            get_rows(data, at, heads * row_bytes, lanes, row_bytes, strings, packed)
             first = 0
             for g in range(groups):
                 for lane in range(lanes):
                     index = ((t0 + lane) * heads + h) * groups + g
                     word = np.uint16(get_u16(data, index * 2) & np.uint16(0x7FFF))
                     scales[lane] = half_to_float(word)
-                unpack_tile(data, at, pitch, bits, lanes, first, ends[g], table, scales, tile)
+                unpack_tile(packed, bits, first, ends[g], table, scales, tile)
                 first = ends[g]
             transform_tile(tile, blocks)
-            for lane in range(lanes):
-                for i in range(dim):
-                    row[i] = tile[i * LANES + lane] * weight[i] + mean[h * dim + i]
-                turn_row(row, cos, sin)
-                start = (t0 + lane) * strides[0] + h * strides[1]
-                store_row(words, start, strides[2], kind, row)
+            finish_tile(tile, dim, mean[h * dim : (h + 1) * dim], weight, cos, sin)
+            store_tile(tile, words, strides, kind, t0, lanes, h, dim, rows)

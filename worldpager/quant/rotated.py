@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from worldpager.quant import kernels, kernels_rotated
+from worldpager.quant import kernels, kernels_means, kernels_rotated
 from worldpager.quant.codec import Bytes
 from worldpager.quant.grouped import Dims, GroupedCodec, Turn
 from worldpager.quant.groups import hadamard_blocks, signs
+from worldpager.quant.kernels_search import BUCKET
+from worldpager.quant.lanes import LANES
 from worldpager.quant.tensors import Floats, Words
 
 LEVELS = {
@@ -50,18 +52,27 @@ class Grid(NamedTuple):
     magnitudes: Floats
     middles: Floats
     steps: Floats
+    buckets: Floats
     table: Floats
 
 
 @cache
 def grid(bits: int) -> Grid:
-    """Level magnitudes, midpoints, steps to try (per largest magnitude), level of each code."""
+    """Level magnitudes, midpoints, steps to try (per largest magnitude), the one midpoint in each
+    bucket of magnitudes with the levels on both sides of it, level of each code.
+    """
     half = np.array(LEVELS[bits], np.float32)
     magnitudes = np.concatenate([half, np.full(8 - len(half), half[-1], np.float32)])
     middles = np.full(7, np.inf, np.float32)
     middles[: len(half) - 1] = (half[1:] + half[:-1]) / np.float32(2)
     steps = np.array(CLIPS[bits], np.float32) / half[-1]
-    return Grid(magnitudes, middles, steps, np.concatenate([-half[::-1], half]))
+    edges = (np.arange(LANES) - 0.5) * BUCKET
+    below = np.searchsorted(middles, edges)  # midpoints that are less than all of the bucket
+    above = np.searchsorted(middles, edges + BUCKET)
+    inside = np.append(middles, np.inf).astype(np.float32)[below]
+    buckets = np.concatenate([inside, magnitudes[below], magnitudes[above]])
+    table = np.tile(np.concatenate([-half[::-1], half]), LANES // (2 * len(half)))
+    return Grid(magnitudes, middles, steps, buckets, table)
 
 
 class Frame(NamedTuple):
@@ -99,7 +110,7 @@ class RotatedCodec(GroupedCodec):
         mean = np.zeros(dims[1] * dims[2], np.float32)
         centred = keys and carries_means(dims, len(ends))
         if centred:
-            kernels_rotated.channel_means(*words, dims, mean)
+            kernels_means.channel_means(*words, dims, mean)
         status: int = kernels_rotated.encode_rotated(
             *words,
             dims,
@@ -111,10 +122,11 @@ class RotatedCodec(GroupedCodec):
             levels.magnitudes,
             levels.middles,
             levels.steps,
+            levels.buckets,
             out,
         )
         if status == kernels.OK and centred:
-            kernels_rotated.put_means(mean, dims, len(ends), out)
+            kernels_means.put_means(mean, dims, len(ends), out)
         return status
 
     def _decode(
@@ -123,7 +135,7 @@ class RotatedCodec(GroupedCodec):
         turned = frame(dims[2])
         mean = np.zeros(dims[1] * dims[2], np.float32)
         if keys and carries_means(dims, len(ends)):
-            kernels_rotated.get_means(data, dims, len(ends), mean)
+            kernels_means.get_means(data, dims, len(ends), mean)
         kernels_rotated.decode_rotated(
             data, dims, ends, self.bits, mean, turned.weight, turned.blocks, grid(self.bits).table,
             *turn, *words,

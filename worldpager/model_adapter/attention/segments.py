@@ -19,7 +19,7 @@ from worldpager.errors import CodecError
 from worldpager.quant.block import HEADER_BYTES, BlockHeader, decode_block
 from worldpager.quant.codec import Bytes, codec_by_id
 from worldpager.quant.groups import group_count
-from worldpager.quant.kernels_rotated import get_means
+from worldpager.quant.kernels_means import get_means
 from worldpager.quant.reference import rotate
 from worldpager.quant.rope import TemporalRotation
 from worldpager.quant.rotated import RotatedCodec, carries_means
