@@ -143,13 +143,17 @@ class World:
         io: IOBackend | None = None,
         **options: object,
     ) -> None:
-        """``dram``: chunks that the pool holds; ``options``: of :class:`MemoryConfig`."""
+        """``dram``: chunks that the pool holds; ``options``: of :class:`MemoryConfig`.
+
+        The fallback is the previous set unless another is given: it can be told in full what that
+        must hold.
+        """
         self.spec = spec or reference_spec()
         self.codec, self.session = codec, session
         self.path: Poses = make_path(path, chunks, self.spec.frames_per_chunk)
         config = MemoryConfig(
             store=directory, dram=int(dram * chunk_bytes(self.spec, codec)), codec=codec,
-            session=session, **options,  # type: ignore[arg-type]
+            session=session, **{"on_miss": "stale", **options},  # type: ignore[arg-type]
         )  # fmt: skip
         self.memory = WorldMemory(config, self.spec, io=io)
         tokens = (2 + self.spec.sink_chunks + self.spec.retrieve_chunks) * (
