@@ -1,0 +1,211 @@
+"""``worldpager.attach``: a memory under a pipeline as it is."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cache
+from importlib import import_module
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from worldpager.errors import ConfigError, FrontendError
+from worldpager.model_adapter.config import BoundaryReport, MemoryConfig
+from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, Poses
+from worldpager.model_adapter.frontends.base import Begin, FrontendAdapter, WindowOptions
+from worldpager.model_adapter.memory import WorldMemory
+from worldpager.pager.pool import MemoryPool
+from worldpager.prefetch.planner import PATH_AHEAD
+from worldpager.units import parse_size
+
+BUILT_IN: tuple[str, ...] = ("self_forcing:SelfForcing",)
+"""Adapters of this package, tried in this order, ``module:class``."""
+
+PoseSource = Poses | Callable[[int], Poses | None] | None
+Listener = Callable[[ChunkStep, BoundaryReport, FrontendCache], None]
+
+_attached: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class Attachment:
+    """A memory attached to a pipeline; closes and detaches at the end of its ``with``.
+
+    ``memory``: the :class:`WorldMemory`, for its status. ``frontend``: name of the adapter.
+    ``listeners``: called after each boundary with the step, its report and the cache.
+    """
+
+    def __init__(
+        self, adapter: FrontendAdapter, memory: WorldMemory, poses: PoseSource, *, resume: bool
+    ) -> None:
+        self.frontend = adapter.name
+        self.memory = memory
+        self.listeners: list[Listener] = []
+        self._poses = poses
+        self._resume = resume  # the next chunk may be one of a rollout found on disk
+        self._last: int | None = None
+        self._undo = ExitStack()
+        with ExitStack() as undo:  # undone at once where installing fails
+            undo.callback(memory.close)
+            _attached.add(adapter.hooked)
+            undo.callback(_attached.discard, adapter.hooked)
+            adapter.install(undo, self._begin)
+            self._undo = undo.pop_all()
+
+    def detach(self) -> None:
+        """Leave the pipeline as it was and close the memory. May be called twice.
+
+        All is undone even where it raises, as :meth:`WorldMemory.close` does.
+        """
+        self._undo.pop_all().close()
+
+    def __enter__(self) -> Attachment:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.detach()
+
+    @property
+    def chunk(self) -> int | None:
+        """The chunk being generated, ``None`` before the first."""
+        return self._last
+
+    def _begin(self, begin: Begin) -> None:
+        frames = self.memory.spec.frames_per_chunk
+        chunk, odd = divmod(begin.start_frame, frames)
+        if odd:
+            raise FrontendError(
+                f"a chunk begins at latent frame {begin.start_frame}, which is no multiple of the "
+                f"{frames} frames of a chunk; models with a first chunk of another size are not "
+                "supported"
+            )
+        if chunk and self._last is None and not self._resume:
+            raise FrontendError(
+                f"the first chunk seen is number {chunk}; attach before a rollout begins, or give "
+                "resume=True to go on with the one in the store"
+            )
+        step = ChunkStep(
+            chunk=chunk,
+            start_frame=begin.start_frame,
+            finished=chunk - 1 if chunk else None,
+            poses=self._poses_of(chunk),
+            poses_ahead=self._ahead(chunk),
+            finished_poses=self._poses_of(chunk - 1) if chunk and self._last is None else None,
+            control=begin.control,
+        )
+        self.memory.boundary(step, begin.cache)
+        self._last = chunk
+        for listener in self.listeners:
+            listener(step, self.memory.last, begin.cache)
+
+    def _poses_of(self, chunk: int) -> Poses | None:
+        if self._poses is None or callable(self._poses):
+            return self._poses(chunk) if callable(self._poses) else None
+        if chunk >= len(self._poses):
+            raise ConfigError(
+                f"chunk {chunk} begins, but poses= has those of {len(self._poses)} chunks; give "
+                "all, or a function that is asked for each"
+            )
+        poses: Poses = self._poses[chunk]
+        return poses
+
+    def _ahead(self, chunk: int) -> Sequence[Poses]:
+        if self._poses is None or callable(self._poses):
+            return ()
+        return tuple(self._poses[chunk + 1 : chunk + 1 + max(PATH_AHEAD)])
+
+
+def attach(
+    target: object,
+    *,
+    store: str | Path,
+    dram: int | str | None = None,
+    retrieve: int = 3,
+    recent: int | None = None,
+    retrieval: str | None = None,
+    poses: PoseSource = None,
+    frontend: str | None = None,
+    resume: bool = False,
+    pool: MemoryPool | None = None,
+    window: Mapping[str, Any] | None = None,
+    **config: Any,
+) -> Attachment:
+    """Put a memory under ``target``, a pipeline or its model, until it is detached.
+
+    ``store``: folder of the session. ``dram``: bytes, or text such as ``"32GiB"``. ``retrieve``:
+    old chunks that each window gets; ``recent``: as in :class:`WindowOptions`, whose other fields
+    go into ``window``. ``retrieval``: the policy; by default by controls or by camera, whichever
+    there is, else the most recent. ``poses``: camera-to-world ``[chunks, frames, 4, 4]`` known
+    beforehand, or a function that is asked for each chunk as it begins. ``frontend``: take
+    ``target`` for this one. ``resume``: go on with the rollout that the store holds. ``pool``: to
+    share with other sessions. ``config``: further fields of :class:`MemoryConfig`: ``codec``,
+    ``positions``, ``on_miss``, ``disk``, ...
+
+    Raises :class:`FrontendError` for an object that no adapter knows or that is attached already,
+    and as :class:`WorldMemory`; nothing is changed then.
+    """
+    adapter_class = adapter_for(target, frontend)
+    options = WindowOptions(retrieve=retrieve, recent=recent, **(window or {}))
+    adapter = adapter_class(target, options)
+    if adapter.hooked in _attached:
+        raise FrontendError(
+            f"this {type(target).__name__} has a memory already; detach it before attaching another"
+        )
+    if retrieval is None:
+        retrieval = adapter.retrieval if poses is None else "camera"
+    memory = WorldMemory(
+        MemoryConfig(
+            store=Path(store),
+            dram=parse_size(dram) if isinstance(dram, str) else dram,
+            retrieval=retrieval,
+            **config,
+        ),
+        adapter.spec,
+        pool=pool,
+    )
+    return Attachment(adapter, memory, poses, resume=resume)
+
+
+@cache
+def adapters() -> dict[str, type[FrontendAdapter]]:
+    """All adapters by name: those of WorldPager, then those of ``worldpager.frontends`` entry
+    points. Raises :class:`ConfigError` where two have one name.
+    """
+    found: dict[str, type[FrontendAdapter]] = {}
+    for place in BUILT_IN:
+        module, _, name = place.partition(":")
+        adapter = getattr(import_module(f"{__package__}.{module}"), name)
+        found[adapter.name] = adapter
+    for entry in entry_points(group="worldpager.frontends"):
+        adapter = entry.load()
+        if adapter.name in found:
+            raise ConfigError(
+                f"frontend {adapter.name!r} from {entry.value!r} takes a name that is already in "
+                "use; give it another or uninstall its package"
+            )
+        found[adapter.name] = adapter
+    return found
+
+
+def adapter_for(target: object, name: str | None = None) -> type[FrontendAdapter]:
+    """The adapter called ``name``, or the first that knows ``target``. Raises
+    :class:`FrontendError` naming what each looked for.
+    """
+    known = adapters()
+    if name is not None:
+        if name not in known:
+            raise FrontendError(f"no frontend {name!r}; known are {', '.join(known)}")
+        return known[name]
+    for adapter in known.values():
+        if adapter.matches(target):
+            return adapter
+    looked = "; ".join(f"{adapter.name}: {adapter.looks_for}" for adapter in known.values())
+    kind = type(target)
+    raise FrontendError(
+        f"{kind.__module__}.{kind.__qualname__} is no frontend that is known. Looked for {looked}. "
+        "Give the pipeline itself, or write an adapter (docs/frontends/README.md)"
+    )
+
+
+__all__ = ["Attachment", "adapter_for", "adapters", "attach"]
