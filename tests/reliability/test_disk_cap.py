@@ -88,7 +88,7 @@ def test_the_record_of_the_run_counts_too(tmp_path: Path, monkeypatch: pytest.Mo
                 memory.rejected[f"reason {chunk}, at some length"] += 1
     assert world.memory.status().lost.get("no space", 0) > 0, "the cap must have been met"
     assert 60 * BYTES < most <= cap
-    assert min(sizes) > 500 and max(sizes) <= documents.STATUS_BYTES
+    assert min(sizes) > 250 and max(sizes) <= documents.STATUS_BYTES
     said = record.read_record(SystemIO(), tmp_path / "s" / "rollout-0" / "kv")
     assert said is not None and said.problems, "what was cut is not what went wrong"
 
