@@ -13,10 +13,12 @@ import time
 import weakref
 from collections import Counter
 from dataclasses import replace
+from typing import NoReturn
 
 import numpy.typing as npt
 
 from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
+from worldpager.model_adapter.checks import check_finished, check_step, check_timeout
 from worldpager.model_adapter.config import SINK_CODEC, BoundaryReport, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache, Poses
 from worldpager.model_adapter.images import (
@@ -128,8 +130,10 @@ class WorldMemory:
 
         Never blocks on storage, except in ``wait`` mode and for room under ``block``. Raises,
         before anything changed, :class:`PositionError` where the chunk has no temporal position,
-        :class:`ConfigError` for a step out of order or without the poses that retrieval needs, and
-        :class:`ConcurrencyError` while another thread is in here. What was done is in :attr:`last`.
+        :class:`ConfigError` for a step out of order, out of range or without the poses that
+        retrieval needs, :class:`CodecError` for a finished chunk of another geometry than the
+        spec's, and :class:`ConcurrencyError` while another thread is in here. What was done is in
+        :attr:`last`.
         """
         with self._session.pager.turn():
             return self._boundary(step, cache)
@@ -138,6 +142,8 @@ class WorldMemory:
         began = time.perf_counter()
         self.spec.check_same(cache.spec, "the memory", "the cache")
         self._check(step)
+        if step.finished is not None:
+            check_finished(cache, self.spec)
         check_walls(self.spec, step.start_frame)
         rise = self._positions.rebase(step.start_frame, self._base)
         report = BoundaryReport(step.chunk)
@@ -186,6 +192,7 @@ class WorldMemory:
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every finished chunk is durable; raises as :meth:`Pager.flush`."""
+        check_timeout(timeout)
         self._session.flush(timeout)
 
     def settle(self) -> None:
@@ -200,9 +207,16 @@ class WorldMemory:
         :class:`BackgroundError` where finished chunks could not be made durable, or were lost since
         the last flush because writing failed.
         """
+        check_timeout(timeout)
         if not self._session.pager.closed:
             self._prefetcher.close()
         self._session.close(timeout)
+
+    def __reduce__(self) -> NoReturn:
+        raise ConfigError(
+            "a memory is neither copied nor pickled, since its directory has one writer; close it "
+            "and open the directory where it is to go on"
+        )
 
     def __enter__(self) -> WorldMemory:
         return self
@@ -238,6 +252,7 @@ class WorldMemory:
     # ---- the parts of a boundary ---------------------------------------------------------------
 
     def _check(self, step: ChunkStep) -> None:
+        check_step(step, self._recollection.pages)
         before = self._step
         if step.finished is not None and before is not None and step.finished != before.chunk:
             raise ConfigError(
