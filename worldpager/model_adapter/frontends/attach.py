@@ -20,7 +20,7 @@ from worldpager.pager.pool import MemoryPool
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.units import parse_size
 
-BUILT_IN: tuple[str, ...] = ("self_forcing:SelfForcing",)
+BUILT_IN: tuple[str, ...] = ("lingbot:LingBot", "self_forcing:SelfForcing")
 """Adapters of this package, tried in this order, ``module:class``."""
 
 PoseSource = Poses | Callable[[int], Poses | None] | None
@@ -42,7 +42,8 @@ class Attachment:
         self.frontend = adapter.name
         self.memory = memory
         self.listeners: list[Listener] = []
-        self._poses = poses
+        self._adapter = adapter
+        self._given = poses
         self._resume = resume  # the next chunk may be one of a rollout found on disk
         self._last: int | None = None
         self._undo = ExitStack()
@@ -99,21 +100,28 @@ class Attachment:
         for listener in self.listeners:
             listener(step, self.memory.last, begin.cache)
 
+    @property
+    def _poses(self) -> PoseSource:
+        """The caller's, else what the frontend knows."""
+        return self._given if self._given is not None else self._adapter.path()
+
     def _poses_of(self, chunk: int) -> Poses | None:
-        if self._poses is None or callable(self._poses):
-            return self._poses(chunk) if callable(self._poses) else None
-        if chunk >= len(self._poses):
+        source = self._poses
+        if source is None or callable(source):
+            return source(chunk) if callable(source) else None
+        if chunk >= len(source):
             raise ConfigError(
-                f"chunk {chunk} begins, but poses= has those of {len(self._poses)} chunks; give "
+                f"chunk {chunk} begins, but poses= has those of {len(source)} chunks; give "
                 "all, or a function that is asked for each"
             )
-        poses: Poses = self._poses[chunk]
+        poses: Poses = source[chunk]
         return poses
 
     def _ahead(self, chunk: int) -> Sequence[Poses]:
-        if self._poses is None or callable(self._poses):
+        source = self._poses
+        if source is None or callable(source):
             return ()
-        return tuple(self._poses[chunk + 1 : chunk + 1 + max(PATH_AHEAD)])
+        return tuple(source[chunk + 1 : chunk + 1 + max(PATH_AHEAD)])
 
 
 def attach(
@@ -137,7 +145,8 @@ def attach(
     old chunks that each window gets; ``recent``: as in :class:`WindowOptions`, whose other fields
     go into ``window``. ``retrieval``: the policy; by default by controls or by camera, whichever
     there is, else the most recent. ``poses``: camera-to-world ``[chunks, frames, 4, 4]`` known
-    beforehand, or a function that is asked for each chunk as it begins. ``frontend``: take
+    beforehand, or a function that is asked for each chunk as it begins; by default what the
+    frontend knows of its path. ``frontend``: take
     ``target`` for this one. ``resume``: go on with the rollout that the store holds. ``pool``: to
     share with other sessions. ``config``: further fields of :class:`MemoryConfig`: ``codec``,
     ``positions``, ``on_miss``, ``disk``, ...

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -81,7 +81,7 @@ class WanAdapter(FrontendAdapter):
         model = need(self.transformer(target), "transformer with blocks", self.name)
         self.model: torch.nn.Module = model
         self._attention: list[Any] = [block.self_attn for block in model.blocks]
-        self._native = self.native()
+        self._native = self._with_sink(self.native())
         self._spec = self._describe()
         self._start: int | None = None  # first frame of the chunk being generated
         self._lowered = 0  # frames by which positions are lowered
@@ -282,6 +282,14 @@ class WanAdapter(FrontendAdapter):
 
     def _arguments(self, module: torch.nn.Module) -> Arguments:
         return Arguments(module)
+
+    def _with_sink(self, native: Native) -> Native:
+        """``native`` with the sink that the caller wants, and as many recent frames as before."""
+        if self.options.sink is None:
+            return native
+        sink = self.options.sink * native.frames_per_chunk
+        window = native.window_frames + sink - native.sink_frames
+        return replace(native, sink_frames=sink, window_frames=window)
 
     def _native_sink(self) -> int:
         return self._native.sink_frames * self._native.tokens_per_frame
