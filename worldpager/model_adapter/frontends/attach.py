@@ -20,7 +20,11 @@ from worldpager.pager.pool import MemoryPool
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.units import parse_size
 
-BUILT_IN: tuple[str, ...] = ("lingbot:LingBot", "self_forcing:SelfForcing")
+BUILT_IN: tuple[str, ...] = (
+    "matrix_game:MatrixGame",
+    "lingbot:LingBot",
+    "self_forcing:SelfForcing",
+)
 """Adapters of this package, tried in this order, ``module:class``."""
 
 PoseSource = Poses | Callable[[int], Poses | None] | None

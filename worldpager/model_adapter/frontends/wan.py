@@ -218,15 +218,13 @@ class WanAdapter(FrontendAdapter):
         self._lowered += frames
 
     def _cache(self, caches: list[Layers]) -> FrontendCache:
-        native, spec = self._native, self._spec
-        recent = spec.recent_frames if self.options.recent is not None else self._native_recent()
         rings = [
             RingCache(
                 layers,
-                spec,
+                self._spec,
                 self.lower if index == 0 else _nothing,
-                sink_frames=native.sink_frames,
-                recent_frames=recent,
+                sink_frames=self._sink_frames,
+                recent_frames=self._recent_frames,
             )
             for index, layers in enumerate(caches)
         ]
@@ -268,7 +266,7 @@ class WanAdapter(FrontendAdapter):
         """Leave the pipeline's own rings at their size, positions as the loop counts them."""
         if self._capacity is None:
             return
-        spec, sink = self._spec, self._native.sink_frames
+        spec, sink = self._spec, self._sink_frames
         window = spec.recent_frames + spec.frames_per_chunk + sink
         fitting = min(self._capacity, window * spec.tokens_per_frame)
         for layers in self.own_caches():
@@ -292,7 +290,18 @@ class WanAdapter(FrontendAdapter):
         return replace(native, sink_frames=sink, window_frames=window)
 
     def _native_sink(self) -> int:
-        return self._native.sink_frames * self._native.tokens_per_frame
+        return self._sink_frames * self._native.tokens_per_frame
+
+    @property
+    def _sink_frames(self) -> int:
+        """Those of the ring: whole chunks, since what is retrieved is, or what the model has."""
+        return self._spec.sink_frames if self.options.retrieve else self._native.sink_frames
+
+    @property
+    def _recent_frames(self) -> int:
+        """As :attr:`_sink_frames`."""
+        own = self.options.retrieve == 0 and self.options.recent is None
+        return self._native_recent() if own else self._spec.recent_frames
 
     def _native_recent(self) -> int:
         """Frames before the current chunk that the model shows besides its sink."""
