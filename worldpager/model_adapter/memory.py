@@ -84,9 +84,7 @@ class WorldMemory:
         self._codec = get_codec(config.codec)
         for codec in (self._codec, get_codec(SINK_CODEC)):
             warm_up(codec, spec)
-        self._recollection = Recollection(
-            config.retrieval, spec, self._unit, rank_all=config.on_miss == "nearest"
-        )
+        self._recollection = Recollection(config.retrieval, spec, self._unit)
         self._positions = positions(config.positions, spec)
         self._pruning = ChunkPruning(config.pruning, spec, self._unit)
         self._told: set[str] = set()  # reasons of loss that were warned about
@@ -157,11 +155,11 @@ class WorldMemory:
             step = self._recollection.walked(step)
             self._take(step, cache, report)
         self._recollection.turn_page()
-        images, ranking = self._choose(step, report)
+        images, best = self._choose(step, report)
         if rise:
             cache.rebase(rise)
             self._base += rise
-        self._fill(step, cache, images, ranking, report)
+        self._fill(step, cache, images, best, report)
         self._before = self._step.poses if self._step else None
         self._prefetch(step, self._before)
         self._step = step
@@ -364,7 +362,7 @@ class WorldMemory:
     def _choose(
         self, step: ChunkStep, report: BoundaryReport
     ) -> tuple[list[StoredImage], tuple[int, ...]]:
-        """Pick the chunks for this window and pin them; also the candidates, best first."""
+        """Pick the chunks for this window and pin them; also those it wanted, best first."""
         pager, stream = self._session.pager, self._session.rollout.stream
         pager.tick()
         for chunk, reason in pager.take_lost(stream):
@@ -383,18 +381,18 @@ class WorldMemory:
         report.retrieved = tuple(c.chunk for c in window.chunks)
         report.hits = Counter(c.source for c in window.chunks)
         report.hits["empty"] = max(0, len(wanted) - len(window.chunks))
-        return images, ranking
+        return images, ranking.first
 
     def _fill(
         self,
         step: ChunkStep,
         cache: FrontendCache,
         images: list[StoredImage],
-        ranking: tuple[int, ...],
+        best: tuple[int, ...],
         report: BoundaryReport,
     ) -> None:
         """Lay the window out and decode the retrieved chunks into it."""
-        pieces = [piece_of(image.record, ranking) for image in images]
+        pieces = [piece_of(image.record, best) for image in images]
         placed = self._positions.place(step.start_frame, self._base, pieces)
         tokens = [image.tokens for image in images]
         report.active_tokens, report.dense_tokens = self._pruning.account(step, tokens)

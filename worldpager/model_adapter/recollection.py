@@ -26,7 +26,7 @@ from worldpager.prefetch.controls import Walker
 from worldpager.prefetch.geometric import ActionDistance
 from worldpager.prefetch.keys import StoredRow, Vector
 from worldpager.prefetch.poses import Floats
-from worldpager.prefetch.ranking import key_kind
+from worldpager.prefetch.ranking import Candidates, key_kind
 from worldpager.prefetch.retrieval import get_policy
 from worldpager.prefetch.retriever import Retriever
 from worldpager.quant.shard import ChunkRecord
@@ -37,15 +37,14 @@ log = logging.getLogger("worldpager")
 class Recollection:
     """Knows the current rollout. For the model thread, but for what :meth:`plan` returns."""
 
-    def __init__(self, retrieval: str, spec: KVSpec, unit: KVSpec, *, rank_all: bool) -> None:
-        """``unit``: ``spec`` with units in the place of chunks; ``rank_all``: as in
-        :class:`Retriever`. Raises :class:`ConfigError` as :func:`get_policy`.
+    def __init__(self, retrieval: str, spec: KVSpec, unit: KVSpec) -> None:
+        """``unit``: ``spec`` with units in the place of chunks. Raises :class:`ConfigError` as
+        :func:`get_policy`.
         """
         self.policy = get_policy(retrieval, spec.heads)
         self.epoch = 0
         """Of the prompt that the chunk being generated is made under."""
         self._spec, self._unit = spec, unit
-        self._rank_all = rank_all
         self._kind = key_kind(self.policy)
         self._walker: Walker | None = None
         self._prompts: dict[int, Vector] = {}
@@ -72,7 +71,6 @@ class Recollection:
             k=self._unit.retrieve_chunks,
             sink=self._spec.sink_chunks,
             recent=self._spec.recent_chunks,
-            rank_all=self._rank_all,
             pages=self.pages,
             resident=resident,
         )
@@ -181,7 +179,7 @@ class Recollection:
         """A unit is stored."""
         self._note(record, annex.keys)
 
-    def choose(self, step: ChunkStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def choose(self, step: ChunkStep) -> tuple[tuple[int, ...], Candidates]:
         """As :meth:`Retriever.choose`."""
         return self.retriever.choose(step.chunk, step.poses, step.query, self.epoch)
 
