@@ -111,6 +111,20 @@ class FrontendAdapter(ABC):
         is changed; attributes by :func:`put`, hooks by ``undo.callback(handle.remove)``.
         """
 
+    def state(self, *, begun: bool) -> dict[str, torch.Tensor]:
+        """What the memory does not hold of the rollout after its last chunk: the window's own
+        tokens, further caches. ``begun``: the memory has done its work before the chunk after that
+        one. Raises :class:`FrontendError` where this frontend cannot tell.
+        """
+        raise FrontendError(f"sessions of {self.name} cannot be saved")
+
+    def restore(self, state: Mapping[str, torch.Tensor], start_frame: int, base: int) -> None:
+        """Go on from ``state`` with the chunk at ``start_frame``, positions lowered by ``base``:
+        fill the caches before its first forward. Raises :class:`FrontendError` there where the loop
+        begins elsewhere.
+        """
+        raise FrontendError(f"sessions of {self.name} cannot be resumed")
+
 
 def put(undo: ExitStack, target: Any, name: str, value: object) -> None:
     """Set an attribute, and have ``undo`` put back what was there, or nothing where nothing was."""

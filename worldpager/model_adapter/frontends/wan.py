@@ -12,7 +12,7 @@ pipeline holds on to. A frontend that finds room behind ``local_end_index`` neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
@@ -22,6 +22,7 @@ import torch
 from worldpager.errors import FrontendError
 from worldpager.model_adapter.branches import BranchedCache
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
+from worldpager.model_adapter.frontends import rings
 from worldpager.model_adapter.frontends.base import (
     Arguments,
     Begin,
@@ -34,11 +35,9 @@ from worldpager.model_adapter.frontends.base import (
     put,
     whole_chunks,
 )
+from worldpager.model_adapter.frontends.rings import Layers
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.quant.rope import RopeLayout, Wall
-
-Layers = Sequence[MutableMapping[str, Any]]
-"""One dict a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +60,15 @@ class Call:
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments.get(name, self.args, self.kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Restore:
+    """A saved state that the chunk at frame ``start`` goes on from."""
+
+    state: Mapping[str, torch.Tensor]
+    start: int
+    base: int
 
 
 class WanAdapter(FrontendAdapter):
@@ -87,6 +95,8 @@ class WanAdapter(FrontendAdapter):
         self._lowered = 0  # frames by which positions are lowered
         self._capacity: int | None = None  # of the pipeline's own rings, once seen
         self._begin: OnBegin | None = None
+        self._current: list[Layers] = []  # those of the boundary that is being done
+        self._pending: _Restore | None = None
 
     @classmethod
     def transformer(cls, target: object) -> Any:
@@ -184,7 +194,8 @@ class WanAdapter(FrontendAdapter):
                 f"a forward begins at token {call['current_start']}, within a frame of "
                 f"{self._native.tokens_per_frame} tokens; give window={{'tokens_per_frame': ...}}"
             )
-        if start == self._start and not (start == 0 and _unused(caches)):
+        again = start == self._start and not (start == 0 and rings.unused(caches))
+        if again and self._pending is None:
             return
         self.begin_chunk(start, caches, call)
 
@@ -192,26 +203,59 @@ class WanAdapter(FrontendAdapter):
         """Have the memory do its work before the chunk at true frame ``start``."""
         assert self._begin is not None
         self._check(caches)
-        if self._start is not None and 0 < start < self._start:
+        pending = self._pending
+        if pending is not None and start != pending.start:
             raise FrontendError(
-                f"the loop went back from frame {self._start} to {start}; a rollout can only go on "
-                "or begin anew at frame 0"
+                f"the session goes on at frame {pending.start}, but the loop begins at {start}; "
+                "have it begin there"
+            )
+        if pending is None and self._start is not None and 0 < start < self._start:
+            raise FrontendError(
+                f"the loop went back from frame {self._start} to {start}; a rollout can only go "
+                "on, begin anew at frame 0, or go on from where it was saved"
             )
         if start == 0:
             self.begin_rollout(caches)
         for cache in (cache for layers in caches for cache in layers):
             if cache["k"].shape[1] != self.capacity:
                 self._capacity = cache["k"].shape[1]
-                _resize(cache, self.capacity, self._native_sink())
-        self._begin(Begin(start, self._cache(caches), self.control(call)))
+                rings.resize(cache, self.capacity, self._native_sink())
+        if pending is not None:
+            self.fill(pending.state, caches, start - pending.base)
+            self._lowered, self._pending = pending.base, None
+        self._current = caches
+        try:
+            self._begin(Begin(start, self._cache(caches), self.control(call)))
+        finally:
+            self._current = []
         self._start = start
 
     def begin_rollout(self, caches: list[Layers]) -> None:
         """Nothing that the caches hold is of this rollout, and its positions are not lowered."""
         self._lowered = 0
-        for cache in (cache for layers in caches for cache in layers):
-            cache["global_end_index"].zero_()
-            cache["local_end_index"].zero_()
+        rings.empty(caches)
+
+    # ---- a session that goes on elsewhere ------------------------------------------------------
+
+    def state(self, *, begun: bool) -> dict[str, torch.Tensor]:
+        spec, sink = self._spec, self._native_sink()
+        frames = spec.recent_frames + (0 if begun else spec.frames_per_chunk)
+        caches = self._current or self.own_caches()
+        if not caches:
+            raise FrontendError(
+                f"a session of {self.name} can only be saved by a listener: between two chunks "
+                "nobody but its loop has the cache"
+            )
+        return rings.kept(caches, sink, frames * spec.tokens_per_frame)
+
+    def restore(self, state: Mapping[str, torch.Tensor], start_frame: int, base: int) -> None:
+        self._pending = _Restore(state, start_frame, base)
+
+    def fill(self, state: Mapping[str, torch.Tensor], caches: list[Layers], position: int) -> None:
+        """Put what :meth:`state` told into the caches; the next chunk is at ``position``."""
+        rings.fill(state, caches, position * self._spec.tokens_per_frame)
+
+    # ---- parts ---------------------------------------------------------------------------------
 
     def lower(self, frames: int) -> None:
         """From now on the frontend's positions are lower by another ``frames``."""
@@ -273,8 +317,8 @@ class WanAdapter(FrontendAdapter):
             if self._lowered:
                 RingCache(layers, spec, _nothing, sink_frames=sink).rebase(-self._lowered)
             for cache in layers:
-                _resize(cache, fitting, self._native_sink())  # without what was retrieved
-                _resize(cache, self._capacity, self._native_sink())
+                rings.resize(cache, fitting, self._native_sink())  # without what was retrieved
+                rings.resize(cache, self._capacity, self._native_sink())
 
     # ---- sizes ---------------------------------------------------------------------------------
 
@@ -337,24 +381,3 @@ class WanAdapter(FrontendAdapter):
 
 def _nothing(frames: int) -> None:
     """Lowers nothing: another does, or has."""
-
-
-def _unused(caches: list[Layers]) -> bool:
-    """Whether nothing has been written into any of these caches."""
-    return all(int(layers[0]["global_end_index"]) == 0 for layers in caches)
-
-
-def _resize(cache: MutableMapping[str, Any], capacity: int, sink: int) -> None:
-    """Exchange a layer's tensors for such of ``capacity`` tokens; where not all fits, the sink's
-    ``sink`` tokens and the most recent ones stay.
-    """
-    end = int(cache["local_end_index"])
-    head = min(sink, end, capacity)
-    kept = min(end, capacity)
-    for name in ("k", "v"):
-        old = cache[name]
-        new = old.new_zeros((old.shape[0], capacity, *old.shape[2:]))
-        new[:, :head] = old[:, :head]
-        new[:, head:kept] = old[:, end - (kept - head) : end]
-        cache[name] = new
-    cache["local_end_index"].fill_(kept)
