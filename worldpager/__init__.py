@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from worldpager.model_adapter.ring_cache import RingCache
     from worldpager.pager.pool import MemoryPool
     from worldpager.quant.rope import RopeLayout, Wall
+    from worldpager.tiers.fork import fork
 
 __all__ = [
     "Attachment",
@@ -35,6 +36,7 @@ __all__ = [
     "WorldMemory",
     "WorldPagerError",
     "attach",
+    "fork",
 ]
 
 _HOMES = {
@@ -53,6 +55,7 @@ _HOMES = {
     "WorldMemory": "model_adapter.memory",
     "WorldPagerError": "errors",
     "attach": "model_adapter.frontends.attach",
+    "fork": "tiers.fork",
 }
 
 

@@ -123,22 +123,23 @@ class GamePipeline(nn.Module):
         self.kv_cache_keyboard: wan.Cache | None = None
 
     def inference(
-        self, noise: torch.Tensor, conditional_dict: dict[str, torch.Tensor]
+        self, noise: torch.Tensor, conditional_dict: dict[str, torch.Tensor], first: int = 0
     ) -> list[torch.Tensor]:
-        return self.loop(noise, conditional_dict, None)
+        return self.loop(noise, conditional_dict, None, first)
 
     def loop(
         self,
         noise: torch.Tensor,
         conditional_dict: dict[str, torch.Tensor],
         ask: Callable[[], tuple[torch.Tensor, torch.Tensor]] | None,
+        first_chunk: int,
     ) -> list[torch.Tensor]:
         dtype = noise.dtype
         self.kv_cache1 = wan.empty_cache(1, self.local_attn_size * TOKENS, dtype)
         self.kv_cache_mouse = wan.empty_cache(TOKENS, WINDOW, dtype)
         self.kv_cache_keyboard = wan.empty_cache(1, WINDOW, dtype)
         out = []
-        for frame in range(0, noise.shape[1], CHUNK):
+        for frame in range(first_chunk * CHUNK, noise.shape[1], CHUNK):
             end = 1 + 4 * (frame + CHUNK - 1)
             if ask is not None:
                 first = end - (4 * CHUNK if frame else end)
@@ -169,9 +170,9 @@ class GameStreamingPipeline(GamePipeline):
         self.ask = ask
 
     def inference(
-        self, noise: torch.Tensor, conditional_dict: dict[str, torch.Tensor]
+        self, noise: torch.Tensor, conditional_dict: dict[str, torch.Tensor], first: int = 0
     ) -> list[torch.Tensor]:
-        return self.loop(noise, conditional_dict, self.ask)
+        return self.loop(noise, conditional_dict, self.ask, first)
 
 
 def controls(chunks: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -184,9 +185,9 @@ def controls(chunks: int, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     return {"keyboard_cond": keys, "mouse_cond": mouse}
 
 
-def run(pipeline: Any, chunks: int) -> list[torch.Tensor]:
+def run(pipeline: Any, chunks: int, first: int = 0) -> list[torch.Tensor]:
     dtype = next(pipeline.parameters()).dtype
-    return pipeline.inference(wan.noise(chunks, dtype), controls(chunks, dtype))
+    return pipeline.inference(wan.noise(chunks, dtype), controls(chunks, dtype), first)
 
 
 def lengthen(pipeline: Any) -> None:

@@ -199,7 +199,9 @@ class Pipeline(nn.Module):
         frames = 21 if self.local_attn_size == -1 else self.local_attn_size
         self.kv_cache1 = empty_cache(batch, frames * TOKENS, dtype)
 
-    def inference(self, noise: torch.Tensor, context: torch.Tensor) -> list[torch.Tensor]:
+    def inference(
+        self, noise: torch.Tensor, context: torch.Tensor, first: int = 0
+    ) -> list[torch.Tensor]:
         if self.kv_cache1 is None:
             self._initialize_kv_cache(noise.shape[0], noise.dtype)
         else:
@@ -207,14 +209,14 @@ class Pipeline(nn.Module):
                 cache["global_end_index"] = torch.zeros(1, dtype=torch.long)
                 cache["local_end_index"] = torch.zeros(1, dtype=torch.long)
         out = []
-        for frame in range(0, noise.shape[1], CHUNK):
-            x = first = noise[:, frame : frame + CHUNK]
+        for frame in range(first * CHUNK, noise.shape[1], CHUNK):
+            x = whole_noise = noise[:, frame : frame + CHUNK]
             kwargs = {
                 "context": context, "kv_cache": self.kv_cache1, "current_start": frame * TOKENS,
             }  # fmt: skip
             for t in STEPS:
                 clean = self.generator(x, t, **kwargs)
-                x = (1 - t / 2) * clean + t / 2 * first
+                x = (1 - t / 2) * clean + t / 2 * whole_noise
             self.generator(clean, 0.0, **kwargs)
             out.append(clean)
         return out

@@ -8,7 +8,6 @@ encode, one choice and one decode per retrieved chunk; all else happens on other
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections import Counter
@@ -17,7 +16,8 @@ from typing import NoReturn
 
 import numpy.typing as npt
 
-from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
+from worldpager.errors import ConfigError, NonFiniteError
+from worldpager.model_adapter.bookmark import Bookmark
 from worldpager.model_adapter.checks import check_finished, check_step, check_timeout
 from worldpager.model_adapter.config import SINK_CODEC, BoundaryReport, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache, Poses
@@ -29,7 +29,13 @@ from worldpager.model_adapter.images import (
     paged_window,
     warm_up,
 )
-from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
+from worldpager.model_adapter.opening import (
+    close_dropped,
+    latest_rollout,
+    pool_bytes,
+    rollout_name,
+    store_spec,
+)
 from worldpager.model_adapter.pruning import ChunkPruning
 from worldpager.model_adapter.recollection import Recollection
 from worldpager.model_adapter.record import Recorder
@@ -123,7 +129,7 @@ class WorldMemory:
         except BaseException:
             self._session.close()
             raise
-        weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
+        weakref.finalize(self, close_dropped, self._prefetcher, self._session).atexit = False
 
     def boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         """Do a chunk's memory work, before its first forward; the retrieved ids in time order.
@@ -184,6 +190,40 @@ class WorldMemory:
         if self._step is not None:
             self._prefetch(self._step, self._before)
         return epoch
+
+    def bookmark(self, *, begun: bool = False) -> Bookmark:
+        """Where the rollout stands after the chunk generated last; where ``begun``, the one that
+        the last boundary began does not count as generated. Raises :class:`ConfigError` where no
+        chunk was.
+        """
+        step = self._step
+        if step is None or step.chunk < begun:
+            raise ConfigError("no chunk was generated yet, so there is nothing to go on from")
+        return Bookmark(
+            rollout=self._rollouts,
+            chunk=step.chunk - begun,
+            start_frame=step.start_frame - begun * self.spec.frames_per_chunk,
+            base=self._base,
+            poses=self._before if begun else step.poses,
+            **self._recollection.standing(begun=begun),
+        )
+
+    def go_on(self, bookmark: Bookmark) -> None:
+        """The next boundary is that of the chunk after ``bookmark``, which the cache ends with.
+
+        What was stored of the rollout after it is overwritten as the rollout goes on. Raises
+        :class:`ConfigError` where the store's newest rollout is another.
+        """
+        if bookmark.rollout != self._rollouts:
+            raise ConfigError(
+                f"the bookmark is of rollout {bookmark.rollout}, but the newest in the store is "
+                f"{self._rollouts}; rollouts before the newest cannot go on"
+            )
+        self._base, self._before = bookmark.base, None
+        self._step = ChunkStep(
+            bookmark.chunk, bookmark.start_frame, bookmark.chunk - 1, poses=bookmark.poses
+        )
+        self._recollection.stand(bookmark)
 
     @property
     def wants_query(self) -> bool:
@@ -387,19 +427,3 @@ class WorldMemory:
         pager, stream = self._session.pager, self._session.rollout.stream
         plan = self._recollection.plan(step, previous)
         self._prefetcher.submit(lambda: pager.ahead(stream, plan()))
-
-
-def _close_dropped(prefetcher: Prefetcher, session: Session) -> None:
-    """A memory was dropped without ``close``: close it, on a thread that may wait for locks."""
-    if session.pager.closed:
-        return
-
-    def close() -> None:
-        prefetcher.close()
-        try:
-            session.close()
-        except WorldPagerError as error:
-            log.warning("closing a memory that was dropped without close() failed: %s", error)
-
-    log.warning("a memory was dropped without close(); it is closed in the background")
-    threading.Thread(target=close, name="worldpager-close", daemon=True).start()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from worldpager.errors import ConfigError, DamagedBlockError, StoreError
+from worldpager.model_adapter.bookmark import Bookmark
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec
 from worldpager.model_adapter.pages import page_row
 from worldpager.pager.eviction import Nearness
@@ -144,6 +146,23 @@ class Recollection:
     def turn_page(self) -> None:
         """A chunk begins: what was switched to holds."""
         self.epoch, self._switched = self.next_epoch, False
+
+    # ---- going on elsewhere --------------------------------------------------------------------
+
+    def standing(self, *, begun: bool) -> dict[str, Any]:
+        """What a :class:`Bookmark` holds of this; ``begun`` as in :meth:`WorldMemory.bookmark`."""
+        walker = self._walker
+        pose = None if walker is None else walker.before if begun else walker.pose
+        return {"epoch": self.epoch, "pose": pose, "prompt": self._prompts.get(self.epoch)}
+
+    def stand(self, bookmark: Bookmark) -> None:
+        """Know again what ``bookmark`` holds."""
+        self.epoch, self._switched = bookmark.epoch, False
+        if bookmark.prompt is not None:
+            self._prompts[self.epoch] = bookmark.prompt
+            self.retriever.index.set_prompt(self.epoch, bookmark.prompt)
+        if self._walker is not None and bookmark.pose is not None:
+            self._walker.pose = self._walker.before = bookmark.pose
 
     # ---- a unit's life -------------------------------------------------------------------------
 

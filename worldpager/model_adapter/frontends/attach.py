@@ -11,10 +11,13 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from worldpager.errors import ConfigError, FrontendError
 from worldpager.model_adapter.config import BoundaryReport, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, Poses
 from worldpager.model_adapter.frontends.base import Begin, FrontendAdapter, WindowOptions
+from worldpager.model_adapter.frontends.saved import Saved
 from worldpager.model_adapter.memory import WorldMemory
 from worldpager.pager.pool import MemoryPool
 from worldpager.prefetch.planner import PATH_AHEAD
@@ -22,11 +25,13 @@ from worldpager.units import parse_size
 
 BUILT_IN: tuple[str, ...] = (
     "matrix_game:MatrixGame",
+    "lingbot:LingBot",
     "self_forcing:SelfForcing",
 )
 """Adapters of this package, tried in this order, ``module:class``."""
 
 PoseSource = Poses | Callable[[int], Poses | None] | None
+ControlSource = Callable[[int], Mapping[str, Any]] | None
 Listener = Callable[[ChunkStep, BoundaryReport, FrontendCache], None]
 
 _attached: weakref.WeakSet[Any] = weakref.WeakSet()
@@ -40,14 +45,23 @@ class Attachment:
     """
 
     def __init__(
-        self, adapter: FrontendAdapter, memory: WorldMemory, poses: PoseSource, *, resume: bool
+        self,
+        adapter: FrontendAdapter,
+        memory: WorldMemory,
+        poses: PoseSource,
+        control: ControlSource,
     ) -> None:
         self.frontend = adapter.name
         self.memory = memory
         self.listeners: list[Listener] = []
-        self._poses = poses
-        self._resume = resume  # the next chunk may be one of a rollout found on disk
+        self.extra: Mapping[str, torch.Tensor] = {}
+        """What the caller gave :meth:`save`, in a session that was resumed."""
+        self._adapter = adapter
+        self._given = poses
+        self._control = control
         self._last: int | None = None
+        self._begun = False  # in a listener: the chunk has begun and nothing of it exists
+        self._detached = False
         self._undo = ExitStack()
         with ExitStack() as undo:  # undone at once where installing fails
             undo.callback(memory.close)
@@ -56,12 +70,43 @@ class Attachment:
             adapter.install(undo, self._begin)
             self._undo = undo.pop_all()
 
-    def detach(self) -> None:
+    def detach(self, timeout: float = 60.0) -> None:
         """Leave the pipeline as it was and close the memory. May be called twice.
 
-        All is undone even where it raises, as :meth:`WorldMemory.close` does.
+        Waits up to ``timeout`` seconds until all is durable. All is undone even where it raises, as
+        :meth:`WorldMemory.flush` and :meth:`WorldMemory.close` do.
         """
-        self._undo.pop_all().close()
+        undo, self._undo = self._undo, ExitStack()
+        with undo:
+            if not self._detached:
+                self._detached = True
+                self.memory.flush(timeout)
+
+    def save(self, path: str | Path, **extra: torch.Tensor) -> None:
+        """Write what a new process needs to go on after the chunk generated last, besides the
+        store; ``extra``: what the caller's loop needs, such as the state of its generators.
+
+        Call it between two chunks, or in a listener: then the chunk that begins is the one to go on
+        with. Waits until all chunks are durable. Raises :class:`ConfigError` where none was
+        generated, :class:`FrontendError` for a frontend that cannot be saved.
+        """
+        bookmark = self.memory.bookmark(begun=self._begun)
+        state = self._adapter.state(begun=self._begun)
+        self.memory.flush()
+        Saved(self.frontend, self.memory.spec, bookmark, state, extra).write(Path(path))
+
+    def resume(self, path: str | Path) -> int:
+        """Go on from a saved session; the chunk that the loop must begin with. ``extra`` has what
+        was saved with it. Also back to an earlier chunk of this rollout: what came after it is
+        overwritten as it goes on. Raises as :meth:`Saved.read`, and :class:`ConfigError` where the
+        store's newest rollout is not the one saved.
+        """
+        saved = Saved.read(Path(path), self.frontend, self.memory.spec)
+        book, frames = saved.bookmark, self.memory.spec.frames_per_chunk
+        self.memory.go_on(book)
+        self._adapter.restore(saved.state, book.start_frame + frames, book.base)
+        self._last, self.extra = book.chunk, saved.extra
+        return book.chunk + 1
 
     def __enter__(self) -> Attachment:
         return self
@@ -83,10 +128,10 @@ class Attachment:
                 f"{frames} frames of a chunk; models with a first chunk of another size are not "
                 "supported"
             )
-        if chunk and self._last is None and not self._resume:
+        if chunk and self._last is None:
             raise FrontendError(
-                f"the first chunk seen is number {chunk}; attach before a rollout begins, or give "
-                "resume=True to go on with the one in the store"
+                f"the first chunk seen is number {chunk}; attach before a rollout begins, or "
+                "resume one that was saved"
             )
         step = ChunkStep(
             chunk=chunk,
@@ -94,29 +139,39 @@ class Attachment:
             finished=chunk - 1 if chunk else None,
             poses=self._poses_of(chunk),
             poses_ahead=self._ahead(chunk),
-            finished_poses=self._poses_of(chunk - 1) if chunk and self._last is None else None,
-            control=begin.control,
+            control=begin.control if self._control is None else self._control(chunk),
         )
         self.memory.boundary(step, begin.cache)
         self._last = chunk
-        for listener in self.listeners:
-            listener(step, self.memory.last, begin.cache)
+        self._begun = True
+        try:
+            for listener in self.listeners:
+                listener(step, self.memory.last, begin.cache)
+        finally:
+            self._begun = False
+
+    @property
+    def _poses(self) -> PoseSource:
+        """The caller's, else what the frontend knows."""
+        return self._given if self._given is not None else self._adapter.path()
 
     def _poses_of(self, chunk: int) -> Poses | None:
-        if self._poses is None or callable(self._poses):
-            return self._poses(chunk) if callable(self._poses) else None
-        if chunk >= len(self._poses):
+        source = self._poses
+        if source is None or callable(source):
+            return source(chunk) if callable(source) else None
+        if chunk >= len(source):
             raise ConfigError(
-                f"chunk {chunk} begins, but poses= has those of {len(self._poses)} chunks; give "
+                f"chunk {chunk} begins, but poses= has those of {len(source)} chunks; give "
                 "all, or a function that is asked for each"
             )
-        poses: Poses = self._poses[chunk]
+        poses: Poses = source[chunk]
         return poses
 
     def _ahead(self, chunk: int) -> Sequence[Poses]:
-        if self._poses is None or callable(self._poses):
+        source = self._poses
+        if source is None or callable(source):
             return ()
-        return tuple(self._poses[chunk + 1 : chunk + 1 + max(PATH_AHEAD)])
+        return tuple(source[chunk + 1 : chunk + 1 + max(PATH_AHEAD)])
 
 
 def attach(
@@ -128,8 +183,8 @@ def attach(
     recent: int | None = None,
     retrieval: str | None = None,
     poses: PoseSource = None,
+    control: ControlSource = None,
     frontend: str | None = None,
-    resume: bool = False,
     pool: MemoryPool | None = None,
     window: Mapping[str, Any] | None = None,
     **config: Any,
@@ -140,9 +195,10 @@ def attach(
     old chunks that each window gets; ``recent``: as in :class:`WindowOptions`, whose other fields
     go into ``window``. ``retrieval``: the policy; by default by controls or by camera, whichever
     there is, else the most recent. ``poses``: camera-to-world ``[chunks, frames, 4, 4]`` known
-    beforehand, or a function that is asked for each chunk as it begins. ``frontend``: take
-    ``target`` for this one. ``resume``: go on with the rollout that the store holds. ``pool``: to
-    share with other sessions. ``config``: further fields of :class:`MemoryConfig`: ``codec``,
+    beforehand, or a function that is asked for each chunk as it begins. ``control``: keys and
+    mouse, asked for as each chunk begins, for a frontend that does not tell them itself: see
+    ``ChunkStep.control``. ``frontend``: take ``target`` for this one. ``pool``: to share with other
+    sessions. ``config``: further fields of :class:`MemoryConfig`: ``codec``,
     ``positions``, ``on_miss``, ``disk``, ...
 
     Raises :class:`FrontendError` for an object that no adapter knows or that is attached already,
@@ -167,7 +223,7 @@ def attach(
         adapter.spec,
         pool=pool,
     )
-    return Attachment(adapter, memory, poses, resume=resume)
+    return Attachment(adapter, memory, poses, control)
 
 
 @cache

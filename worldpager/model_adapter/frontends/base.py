@@ -20,7 +20,7 @@ import torch
 import xxhash
 
 from worldpager.errors import FrontendError
-from worldpager.model_adapter.frontend import FrontendCache, KVSpec
+from worldpager.model_adapter.frontend import FrontendCache, KVSpec, Poses
 
 _SAMPLED = 64
 _ABSENT = object()
@@ -29,13 +29,15 @@ _ABSENT = object()
 @dataclass(frozen=True, slots=True)
 class WindowOptions:
     """What the caller wants of the window. ``retrieve``, ``recent``: chunks; ``recent`` ``None``
-    for as many as the model shows by itself. ``batch``, ``dtype``: of the cache, ``dtype`` ``None``
-    for that of the weights. ``model``: identity of the weights, ``None`` for :func:`fingerprint`.
+    for as many as the model shows by itself; ``sink`` likewise, of a rollout's first chunks.
+    ``batch``, ``dtype``: of the cache, ``dtype`` ``None`` for that of the weights. ``model``:
+    identity of the weights, ``None`` for :func:`fingerprint`.
     ``tokens_per_frame``, ``frames_per_chunk``: for a bare model, which does not know them.
     """
 
     retrieve: int = 3
     recent: int | None = None
+    sink: int | None = None
     batch: int = 1
     dtype: torch.dtype | None = None
     model: str | None = None
@@ -97,11 +99,31 @@ class FrontendAdapter(ABC):
     def hooked(self) -> object:
         """The object that can be attached only once, usually the transformer."""
 
+    def path(self) -> Poses | None:
+        """Camera-to-world ``[chunks, frames, 4, 4]`` of the rollout that runs, where the frontend
+        knows its path beforehand.
+        """
+        return None
+
     @abstractmethod
     def install(self, undo: ExitStack, begin: OnBegin) -> None:
         """Widen the window and hook the model. What is changed is registered on ``undo`` before it
         is changed; attributes by :func:`put`, hooks by ``undo.callback(handle.remove)``.
         """
+
+    def state(self, *, begun: bool) -> dict[str, torch.Tensor]:
+        """What the memory does not hold of the rollout after its last chunk: the window's own
+        tokens, further caches. ``begun``: the memory has done its work before the chunk after that
+        one. Raises :class:`FrontendError` where this frontend cannot tell.
+        """
+        raise FrontendError(f"sessions of {self.name} cannot be saved")
+
+    def restore(self, state: Mapping[str, torch.Tensor], start_frame: int, base: int) -> None:
+        """Go on from ``state`` with the chunk at ``start_frame``, positions lowered by ``base``:
+        fill the caches before its first forward. Raises :class:`FrontendError` there where the loop
+        begins elsewhere.
+        """
+        raise FrontendError(f"sessions of {self.name} cannot be resumed")
 
 
 def put(undo: ExitStack, target: Any, name: str, value: object) -> None:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from worldpager.model_adapter.frontends import rings
 from worldpager.model_adapter.frontends.base import (
     Arguments,
     OnBegin,
@@ -25,7 +26,8 @@ from worldpager.model_adapter.frontends.base import (
     attribute,
     wrap,
 )
-from worldpager.model_adapter.frontends.wan import Call, Layers, WanAdapter
+from worldpager.model_adapter.frontends.rings import Layers
+from worldpager.model_adapter.frontends.wan import Call, WanAdapter
 from worldpager.prefetch.planner import PATH_AHEAD
 from worldpager.quant.rope import RopeLayout
 
@@ -119,9 +121,24 @@ class MatrixGame(WanAdapter):
     def begin_rollout(self, caches: list[Layers]) -> None:
         super().begin_rollout(caches)
         self._action_lowered = 0
-        for cache in (cache for layers in self._action_caches for cache in layers):
-            cache["global_end_index"].zero_()
-            cache["local_end_index"].zero_()
+        rings.empty(self._action_caches)
+
+    def state(self, *, begun: bool) -> dict[str, torch.Tensor]:
+        state = super().state(begun=begun)
+        state["action.lowered"] = torch.tensor(self._action_lowered)
+        for which, layers in enumerate(self._action_caches):
+            for index in self._actions:
+                for name, value in layers[index].items():
+                    state[f"action.{which}.{index}.{name}"] = value
+        return state
+
+    def fill(self, state: Mapping[str, torch.Tensor], caches: list[Layers], position: int) -> None:
+        super().fill(state, caches, position)
+        self._action_lowered = int(state["action.lowered"])
+        for which, layers in enumerate(self._action_caches):
+            for index in self._actions:
+                for name, value in layers[index].items():
+                    value.copy_(state[f"action.{which}.{index}.{name}"])
 
     def _shift_actions(self, frames: int) -> None:
         """Lower the action modules' positions by another ``frames``, with what they cached."""

@@ -12,9 +12,9 @@ pipeline holds on to. A frontend that finds room behind ``local_end_index`` neve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -22,6 +22,7 @@ import torch
 from worldpager.errors import FrontendError
 from worldpager.model_adapter.branches import BranchedCache
 from worldpager.model_adapter.frontend import FrontendCache, KVSpec
+from worldpager.model_adapter.frontends import rings
 from worldpager.model_adapter.frontends.base import (
     Arguments,
     Begin,
@@ -34,11 +35,9 @@ from worldpager.model_adapter.frontends.base import (
     put,
     whole_chunks,
 )
+from worldpager.model_adapter.frontends.rings import Layers
 from worldpager.model_adapter.ring_cache import RingCache
 from worldpager.quant.rope import RopeLayout, Wall
-
-Layers = Sequence[MutableMapping[str, Any]]
-"""One dict a layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +62,15 @@ class Call:
         return self.arguments.get(name, self.args, self.kwargs)
 
 
+@dataclass(frozen=True, slots=True)
+class _Restore:
+    """A saved state that the chunk at frame ``start`` goes on from."""
+
+    state: Mapping[str, torch.Tensor]
+    start: int
+    base: int
+
+
 class WanAdapter(FrontendAdapter):
     """What the family shares. A subclass says how its pipeline is recognised, where its window's
     sizes are found (:meth:`native`), and which caches a call goes with (:meth:`caches`).
@@ -81,12 +89,14 @@ class WanAdapter(FrontendAdapter):
         model = need(self.transformer(target), "transformer with blocks", self.name)
         self.model: torch.nn.Module = model
         self._attention: list[Any] = [block.self_attn for block in model.blocks]
-        self._native = self.native()
+        self._native = self._with_sink(self.native())
         self._spec = self._describe()
         self._start: int | None = None  # first frame of the chunk being generated
         self._lowered = 0  # frames by which positions are lowered
         self._capacity: int | None = None  # of the pipeline's own rings, once seen
         self._begin: OnBegin | None = None
+        self._current: list[Layers] = []  # those of the boundary that is being done
+        self._pending: _Restore | None = None
 
     @classmethod
     def transformer(cls, target: object) -> Any:
@@ -184,7 +194,8 @@ class WanAdapter(FrontendAdapter):
                 f"a forward begins at token {call['current_start']}, within a frame of "
                 f"{self._native.tokens_per_frame} tokens; give window={{'tokens_per_frame': ...}}"
             )
-        if start == self._start and not (start == 0 and _unused(caches)):
+        again = start == self._start and not (start == 0 and rings.unused(caches))
+        if again and self._pending is None:
             return
         self.begin_chunk(start, caches, call)
 
@@ -192,41 +203,72 @@ class WanAdapter(FrontendAdapter):
         """Have the memory do its work before the chunk at true frame ``start``."""
         assert self._begin is not None
         self._check(caches)
-        if self._start is not None and 0 < start < self._start:
+        pending = self._pending
+        if pending is not None and start != pending.start:
             raise FrontendError(
-                f"the loop went back from frame {self._start} to {start}; a rollout can only go on "
-                "or begin anew at frame 0"
+                f"the session goes on at frame {pending.start}, but the loop begins at {start}; "
+                "have it begin there"
+            )
+        if pending is None and self._start is not None and 0 < start < self._start:
+            raise FrontendError(
+                f"the loop went back from frame {self._start} to {start}; a rollout can only go "
+                "on, begin anew at frame 0, or go on from where it was saved"
             )
         if start == 0:
             self.begin_rollout(caches)
         for cache in (cache for layers in caches for cache in layers):
             if cache["k"].shape[1] != self.capacity:
                 self._capacity = cache["k"].shape[1]
-                _resize(cache, self.capacity, self._native_sink())
-        self._begin(Begin(start, self._cache(caches), self.control(call)))
+                rings.resize(cache, self.capacity, self._native_sink())
+        if pending is not None:
+            self.fill(pending.state, caches, start - pending.base)
+            self._lowered, self._pending = pending.base, None
+        self._current = caches
+        try:
+            self._begin(Begin(start, self._cache(caches), self.control(call)))
+        finally:
+            self._current = []
         self._start = start
 
     def begin_rollout(self, caches: list[Layers]) -> None:
         """Nothing that the caches hold is of this rollout, and its positions are not lowered."""
         self._lowered = 0
-        for cache in (cache for layers in caches for cache in layers):
-            cache["global_end_index"].zero_()
-            cache["local_end_index"].zero_()
+        rings.empty(caches)
+
+    # ---- a session that goes on elsewhere ------------------------------------------------------
+
+    def state(self, *, begun: bool) -> dict[str, torch.Tensor]:
+        spec, sink = self._spec, self._native_sink()
+        frames = spec.recent_frames + (0 if begun else spec.frames_per_chunk)
+        caches = self._current or self.own_caches()
+        if not caches:
+            raise FrontendError(
+                f"a session of {self.name} can only be saved by a listener: between two chunks "
+                "nobody but its loop has the cache"
+            )
+        return rings.kept(caches, sink, frames * spec.tokens_per_frame)
+
+    def restore(self, state: Mapping[str, torch.Tensor], start_frame: int, base: int) -> None:
+        self._pending = _Restore(state, start_frame, base)
+
+    def fill(self, state: Mapping[str, torch.Tensor], caches: list[Layers], position: int) -> None:
+        """Put what :meth:`state` told into the caches; the next chunk is at ``position``."""
+        rings.fill(state, caches, position * self._spec.tokens_per_frame)
+
+    # ---- parts ---------------------------------------------------------------------------------
 
     def lower(self, frames: int) -> None:
         """From now on the frontend's positions are lower by another ``frames``."""
         self._lowered += frames
 
     def _cache(self, caches: list[Layers]) -> FrontendCache:
-        native, spec = self._native, self._spec
-        recent = spec.recent_frames if self.options.recent is not None else self._native_recent()
         rings = [
             RingCache(
                 layers,
-                spec,
+                self._spec,
                 self.lower if index == 0 else _nothing,
-                sink_frames=native.sink_frames,
-                recent_frames=recent,
+                sink_frames=self._sink_frames,
+                recent_frames=self._recent_frames,
             )
             for index, layers in enumerate(caches)
         ]
@@ -268,23 +310,42 @@ class WanAdapter(FrontendAdapter):
         """Leave the pipeline's own rings at their size, positions as the loop counts them."""
         if self._capacity is None:
             return
-        spec, sink = self._spec, self._native.sink_frames
+        spec, sink = self._spec, self._sink_frames
         window = spec.recent_frames + spec.frames_per_chunk + sink
         fitting = min(self._capacity, window * spec.tokens_per_frame)
         for layers in self.own_caches():
             if self._lowered:
                 RingCache(layers, spec, _nothing, sink_frames=sink).rebase(-self._lowered)
             for cache in layers:
-                _resize(cache, fitting, self._native_sink())  # without what was retrieved
-                _resize(cache, self._capacity, self._native_sink())
+                rings.resize(cache, fitting, self._native_sink())  # without what was retrieved
+                rings.resize(cache, self._capacity, self._native_sink())
 
     # ---- sizes ---------------------------------------------------------------------------------
 
     def _arguments(self, module: torch.nn.Module) -> Arguments:
         return Arguments(module)
 
+    def _with_sink(self, native: Native) -> Native:
+        """``native`` with the sink that the caller wants, and as many recent frames as before."""
+        if self.options.sink is None:
+            return native
+        sink = self.options.sink * native.frames_per_chunk
+        window = native.window_frames + sink - native.sink_frames
+        return replace(native, sink_frames=sink, window_frames=window)
+
     def _native_sink(self) -> int:
-        return self._native.sink_frames * self._native.tokens_per_frame
+        return self._sink_frames * self._native.tokens_per_frame
+
+    @property
+    def _sink_frames(self) -> int:
+        """Those of the ring: whole chunks, since what is retrieved is, or what the model has."""
+        return self._spec.sink_frames if self.options.retrieve else self._native.sink_frames
+
+    @property
+    def _recent_frames(self) -> int:
+        """As :attr:`_sink_frames`."""
+        own = self.options.retrieve == 0 and self.options.recent is None
+        return self._native_recent() if own else self._spec.recent_frames
 
     def _native_recent(self) -> int:
         """Frames before the current chunk that the model shows besides its sink."""
@@ -320,24 +381,3 @@ class WanAdapter(FrontendAdapter):
 
 def _nothing(frames: int) -> None:
     """Lowers nothing: another does, or has."""
-
-
-def _unused(caches: list[Layers]) -> bool:
-    """Whether nothing has been written into any of these caches."""
-    return all(int(layers[0]["global_end_index"]) == 0 for layers in caches)
-
-
-def _resize(cache: MutableMapping[str, Any], capacity: int, sink: int) -> None:
-    """Exchange a layer's tensors for such of ``capacity`` tokens; where not all fits, the sink's
-    ``sink`` tokens and the most recent ones stay.
-    """
-    end = int(cache["local_end_index"])
-    head = min(sink, end, capacity)
-    kept = min(end, capacity)
-    for name in ("k", "v"):
-        old = cache[name]
-        new = old.new_zeros((old.shape[0], capacity, *old.shape[2:]))
-        new[:, :head] = old[:, :head]
-        new[:, head:kept] = old[:, end - (kept - head) : end]
-        cache[name] = new
-    cache["local_end_index"].fill_(kept)
