@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import operator
+from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +19,15 @@ MAX_FRAME = 1 << 48
 _MAX_UNITS = 1 << 32  # ids of what is stored have 32 bits, on disk as well
 
 
-def check_step(step: ChunkStep, pages: int) -> None:
-    """Raise :class:`ConfigError` for a step that no chunk can have. ``pages``: units of a chunk."""
+def check_step(step: ChunkStep, before: ChunkStep | None, pages: int) -> None:
+    """Raise :class:`ConfigError` for a step that no chunk can have, or that does not follow the one
+    ``before``. ``pages``: units of a chunk.
+    """
+    if step.finished is not None and before is not None and step.finished != before.chunk:
+        raise ConfigError(
+            f"chunk {step.chunk} says that chunk {step.finished} was finished, but the last "
+            f"one begun was {before.chunk}; call boundary() once for every chunk, in order"
+        )
     _check_number("chunk", step.chunk, _MAX_UNITS // pages)
     _check_number("start_frame", step.start_frame, MAX_FRAME)
     if step.poses is not None:
@@ -92,6 +100,14 @@ def _check_tensor(name: str, x: object, spec: KVSpec, tokens: int | None) -> Non
             f"{name} is {x.dtype}, but KVSpec.dtype is {spec.dtype}; make the spec with the "
             "cache's dtype"
         )
+
+
+def refuse_copies(memory: object) -> NoReturn:
+    """The ``__reduce__`` of what can be neither copied nor pickled: raises :class:`ConfigError`."""
+    raise ConfigError(
+        "a memory is neither copied nor pickled, since its directory has one writer; close it and "
+        "open the directory where it is to go on"
+    )
 
 
 def check_timeout(seconds: object) -> None:

@@ -12,13 +12,12 @@ import time
 import weakref
 from collections import Counter
 from dataclasses import replace
-from typing import NoReturn
 
 import numpy.typing as npt
 
 from worldpager.errors import ConfigError, NonFiniteError
+from worldpager.model_adapter import checks
 from worldpager.model_adapter.bookmark import Bookmark
-from worldpager.model_adapter.checks import check_finished, check_step, check_timeout
 from worldpager.model_adapter.config import SINK_CODEC, BoundaryReport, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache, Poses
 from worldpager.model_adapter.images import (
@@ -149,7 +148,7 @@ class WorldMemory:
         self.spec.check_same(cache.spec, "the memory", "the cache")
         self._check(step)
         if step.finished is not None:
-            check_finished(cache, self.spec)
+            checks.check_finished(cache, self.spec)
         check_walls(self.spec, step.start_frame)
         rise = self._positions.rebase(step.start_frame, self._base)
         report = BoundaryReport(step.chunk)
@@ -232,7 +231,7 @@ class WorldMemory:
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every finished chunk is durable; raises as :meth:`Pager.flush`."""
-        check_timeout(timeout)
+        checks.check_timeout(timeout)
         self._session.flush(timeout)
 
     def settle(self) -> None:
@@ -247,16 +246,12 @@ class WorldMemory:
         :class:`BackgroundError` where finished chunks could not be made durable, or were lost since
         the last flush because writing failed.
         """
-        check_timeout(timeout)
+        checks.check_timeout(timeout)
         if not self._session.pager.closed:
             self._prefetcher.close()
         self._session.close(timeout)
 
-    def __reduce__(self) -> NoReturn:
-        raise ConfigError(
-            "a memory is neither copied nor pickled, since its directory has one writer; close it "
-            "and open the directory where it is to go on"
-        )
+    __reduce__ = checks.refuse_copies
 
     def __enter__(self) -> WorldMemory:
         return self
@@ -292,13 +287,8 @@ class WorldMemory:
     # ---- the parts of a boundary ---------------------------------------------------------------
 
     def _check(self, step: ChunkStep) -> None:
-        check_step(step, self._recollection.pages)
         before = self._step
-        if step.finished is not None and before is not None and step.finished != before.chunk:
-            raise ConfigError(
-                f"chunk {step.chunk} says that chunk {step.finished} was finished, but the last "
-                f"one begun was {before.chunk}; call boundary() once for every chunk, in order"
-            )
+        checks.check_step(step, before, self._recollection.pages)
         self._recollection.check(step)
         if before is not None and step.finished is not None:
             self._pruning.check(step)
