@@ -258,9 +258,9 @@ class ChunkStore:
     def contents(self) -> list[StoredChunk]:
         """All chunks that are whole, by stream and id, read from their tails: one small read each.
 
-        The rest is in :attr:`damaged` afterwards: a file of the wrong size or kind, of another
-        identity or chunk, with a bad record or index, or unreadable. Raises nothing for those. Not
-        to be called while another thread writes or deletes: a file that changes looks damaged.
+        The rest is in :attr:`damaged` afterwards: of the wrong size, kind, identity or chunk, with
+        a bad record or index, or unreadable. Raises nothing for those. Not beside writes and
+        deletes: a file that changes looks damaged.
         """
         self._require_open()
         whole, self._damaged = self._examiner.by_tail(self._keys())
@@ -275,9 +275,8 @@ class ChunkStore:
             return self._examiner.annex(record, nbytes, stream) if record.annex_bytes else b""
 
     def verify(self) -> tuple[DamagedChunk, ...]:
-        """The chunks of which any byte is not what was written: reads and checks everything.
-
-        Not beside writes and deletes, as :meth:`contents`. Takes memory for one chunk.
+        """The chunks of which any byte is not what was written: reads and checks everything. Not
+        beside writes and deletes, as :meth:`contents`. Takes memory for one chunk.
         """
         self._require_open()
         return self._examiner.in_full(self._keys())
