@@ -26,6 +26,7 @@ from worldpager.units import parse_size
 BUILT_IN: tuple[str, ...] = (
     "matrix_game:MatrixGame",
     "lingbot:LingBot",
+    "longlive:LongLive",
     "self_forcing:SelfForcing",
 )
 """Adapters of this package, tried in this order, ``module:class``."""
