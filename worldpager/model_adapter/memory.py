@@ -16,6 +16,7 @@ from dataclasses import replace
 import numpy.typing as npt
 
 from worldpager.errors import ConfigError, NonFiniteError
+from worldpager.model_adapter import checks
 from worldpager.model_adapter.bookmark import Bookmark
 from worldpager.model_adapter.config import SINK_CODEC, BoundaryReport, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache, Poses
@@ -134,8 +135,10 @@ class WorldMemory:
 
         Never blocks on storage, except in ``wait`` mode and for room under ``block``. Raises,
         before anything changed, :class:`PositionError` where the chunk has no temporal position,
-        :class:`ConfigError` for a step out of order or without the poses that retrieval needs, and
-        :class:`ConcurrencyError` while another thread is in here. What was done is in :attr:`last`.
+        :class:`ConfigError` for a step out of order, out of range or without the poses that
+        retrieval needs, :class:`CodecError` for a finished chunk of another geometry than the
+        spec's, and :class:`ConcurrencyError` while another thread is in here. What was done is in
+        :attr:`last`.
         """
         with self._session.pager.turn():
             return self._boundary(step, cache)
@@ -144,6 +147,8 @@ class WorldMemory:
         began = time.perf_counter()
         self.spec.check_same(cache.spec, "the memory", "the cache")
         self._check(step)
+        if step.finished is not None:
+            checks.check_finished(cache, self.spec)
         check_walls(self.spec, step.start_frame)
         rise = self._positions.rebase(step.start_frame, self._base)
         report = BoundaryReport(step.chunk)
@@ -226,6 +231,7 @@ class WorldMemory:
 
     def flush(self, timeout: float | None = None) -> None:
         """Return when every finished chunk is durable; raises as :meth:`Pager.flush`."""
+        checks.check_timeout(timeout)
         self._session.flush(timeout)
 
     def settle(self) -> None:
@@ -240,9 +246,12 @@ class WorldMemory:
         :class:`BackgroundError` where finished chunks could not be made durable, or were lost since
         the last flush because writing failed.
         """
+        checks.check_timeout(timeout)
         if not self._session.pager.closed:
             self._prefetcher.close()
         self._session.close(timeout)
+
+    __reduce__ = checks.refuse_copies
 
     def __enter__(self) -> WorldMemory:
         return self
@@ -279,11 +288,7 @@ class WorldMemory:
 
     def _check(self, step: ChunkStep) -> None:
         before = self._step
-        if step.finished is not None and before is not None and step.finished != before.chunk:
-            raise ConfigError(
-                f"chunk {step.chunk} says that chunk {step.finished} was finished, but the last "
-                f"one begun was {before.chunk}; call boundary() once for every chunk, in order"
-            )
+        checks.check_step(step, before, self._recollection.pages)
         self._recollection.check(step)
         if before is not None and step.finished is not None:
             self._pruning.check(step)

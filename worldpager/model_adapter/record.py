@@ -118,6 +118,7 @@ class Recorder:
         content = self._content(self._status().as_dict(), closed)
         path = self._session.folder / documents.STATUS
         try:
+            self._session.rollout.store.require_writable()
             try:
                 _replace(path, content)
             except OSError:
