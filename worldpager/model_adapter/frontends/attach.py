@@ -28,6 +28,7 @@ BUILT_IN: tuple[str, ...] = (
     "lingbot:LingBot",
     "longlive:LongLive",
     "self_forcing:SelfForcing",
+    "sana_wm:SanaRefiner",
 )
 """Adapters of this package, tried in this order, ``module:class``."""
 
