@@ -25,6 +25,7 @@ from worldpager.units import parse_size
 
 BUILT_IN: tuple[str, ...] = (
     "matrix_game:MatrixGame",
+    "worldkv:WorldKV",
     "lingbot:LingBot",
     "longlive:LongLive",
     "self_forcing:SelfForcing",
