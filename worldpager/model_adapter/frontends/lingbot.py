@@ -25,7 +25,8 @@ from scipy.spatial.transform import Rotation, Slerp
 from worldpager.errors import FrontendError
 from worldpager.model_adapter.frontend import Poses
 from worldpager.model_adapter.frontends.base import Arguments, OnBegin, WindowOptions, put, wrap
-from worldpager.model_adapter.frontends.wan import Call, Layers, Native, WanAdapter
+from worldpager.model_adapter.frontends.rings import Layers
+from worldpager.model_adapter.frontends.wan import Call, Native, WanAdapter
 
 TOKENS_PER_FRAME = 1560
 """Of 480 by 832 pixels, the size that these models are released for."""

@@ -158,6 +158,11 @@ class WanAdapter(FrontendAdapter):
         return self.model
 
     @property
+    def entry(self) -> torch.nn.Module:
+        """The module whose forward is a call: it gets ``kv_cache`` and ``current_start``."""
+        return self.model
+
+    @property
     def capacity(self) -> int:
         """Tokens of a widened ring."""
         spec = self._spec
@@ -168,7 +173,7 @@ class WanAdapter(FrontendAdapter):
         self._begin = begin
         undo.callback(self._give_back)
         self.widen(undo)
-        handle = self.model.register_forward_pre_hook(self._before_forward, with_kwargs=True)
+        handle = self.entry.register_forward_pre_hook(self._before_forward, with_kwargs=True)
         undo.callback(handle.remove)
         for attention in self._attention:
             undo.callback(self._lower_in(attention, "current_start", "cache_start"))
@@ -262,17 +267,20 @@ class WanAdapter(FrontendAdapter):
         self._lowered += frames
 
     def _cache(self, caches: list[Layers]) -> FrontendCache:
-        rings = [
-            RingCache(
+        branches = [
+            self.ring(
                 layers,
-                self._spec,
-                self.lower if index == 0 else _nothing,
+                lower=self.lower if index == 0 else _nothing,
                 sink_frames=self._sink_frames,
                 recent_frames=self._recent_frames,
             )
             for index, layers in enumerate(caches)
         ]
-        return rings[0] if len(rings) == 1 else BranchedCache(rings)
+        return branches[0] if len(branches) == 1 else BranchedCache(branches)
+
+    def ring(self, layers: Layers, **more: Any) -> RingCache:
+        """One branch's cache, with ``more`` of what :class:`RingCache` takes."""
+        return RingCache(layers, self._spec, **more)
 
     def _check(self, caches: list[Layers]) -> None:
         spec = self._spec
