@@ -46,10 +46,10 @@ from worldpager.sim.predictions import (
 from worldpager.sim.presets import get_preset
 from worldpager.sim.simulator import HostModel
 
-CHUNK_TIME = 0.1
+CHUNK_TIME = 0.2
 MODELS = ("matrix-game-2@1/600", "lingbot-world@1/4800", "longlive@1/1600")
 CODECS = ("int4", "int8")
-BANDWIDTHS = (0.4, 0.75, 1.5, 4.0, 10.0)
+BANDWIDTHS = (0.45, 0.69, 1.6, 4.4, 10.0)
 """Chunks that could be read in one chunk's compute time."""
 PATHS = ("yaw-return", "loop", "walk", "random")
 POOLS = {13: 80, 40: 110, 120: 170}
