@@ -25,9 +25,11 @@ from worldpager.units import parse_size
 
 BUILT_IN: tuple[str, ...] = (
     "matrix_game:MatrixGame",
+    "worldkv:WorldKV",
     "lingbot:LingBot",
     "longlive:LongLive",
     "self_forcing:SelfForcing",
+    "sana_wm:SanaRefiner",
 )
 """Adapters of this package, tried in this order, ``module:class``."""
 
