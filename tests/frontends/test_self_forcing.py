@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.frontends import wan
-from worldpager.testing import CHECKS, Case
+from worldpager import FrontendError, attach
+from worldpager.model_adapter import host_cache
+from worldpager.testing import CHECKS, Case, everything_retrieved
 
 CHUNKS = 6
 PIPELINES = {
@@ -42,3 +46,23 @@ RUNS = [
 @pytest.mark.parametrize(("check", "kind"), RUNS, ids=lambda part: getattr(part, "__name__", part))
 def test_conformance(check: Callable[[Case, Path], str], kind: str, tmp_path: Path) -> None:
     print(check(case(kind), tmp_path))
+
+
+def test_a_cache_on_another_device_is_copied_on_both_sides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on a GPU, but for the GPU: every slot is decoded elsewhere and copied."""
+    monkeypatch.setattr(host_cache, "in_host_memory", lambda tensor: False)
+    print(everything_retrieved(case("guided"), tmp_path))
+
+
+def test_a_model_that_denoises_several_chunks_at_once_is_refused(tmp_path: Path) -> None:
+    class Rolling(wan.SelfAttention):
+        def forward(self, *args: Any, updating_cache: bool = False, **kwargs: Any) -> torch.Tensor:
+            return super().forward(*args, **kwargs)
+
+    pipeline = wan.seeded(wan.Pipeline, torch.float32)
+    for block in pipeline.generator.model.blocks:
+        block.self_attn = Rolling(6, 0)
+    with pytest.raises(FrontendError, match="no moment between two chunks"):
+        attach(pipeline, store=tmp_path / "s", dram="64MiB")

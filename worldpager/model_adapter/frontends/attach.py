@@ -18,6 +18,7 @@ from worldpager.model_adapter.config import BoundaryReport, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, Poses
 from worldpager.model_adapter.frontends.base import Begin, FrontendAdapter, WindowOptions
 from worldpager.model_adapter.frontends.saved import Saved
+from worldpager.model_adapter.host_cache import HostCache
 from worldpager.model_adapter.memory import WorldMemory
 from worldpager.pager.pool import MemoryPool
 from worldpager.prefetch.planner import PATH_AHEAD
@@ -30,6 +31,7 @@ BUILT_IN: tuple[str, ...] = (
     "longlive:LongLive",
     "self_forcing:SelfForcing",
     "sana_wm:SanaRefiner",
+    "anyflow:AnyFlowFar",
 )
 """Adapters of this package, tried in this order, ``module:class``."""
 
@@ -144,7 +146,9 @@ class Attachment:
             poses_ahead=self._ahead(chunk),
             control=begin.control if self._control is None else self._control(chunk),
         )
-        self.memory.boundary(step, begin.cache)
+        hosted = HostCache(begin.cache)
+        self.memory.boundary(step, hosted)
+        hosted.deliver()
         self._last = chunk
         self._begun = True
         try:

@@ -1,9 +1,13 @@
 """Self-Forcing and its kin: text to video, a few denoising steps a chunk, or guidance with two
-caches. CausVid and Rolling-Forcing have the same dicts under the same names.
+caches.
+
+Two relatives are none: CausVid's dicts say nothing of how far they are filled, and Rolling-Forcing,
+whose dicts are the same, denoises several chunks in one forward, so that no chunk ever begins.
 """
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 from worldpager.errors import FrontendError
@@ -30,6 +34,12 @@ class SelfForcing(WanAdapter):
         names = [("kv_cache_pos", "kv_cache_neg"), ("kv_cache1",)]
         self.lists = next((n for n in names if all(hasattr(target, name) for name in n)), ())  # type: ignore[misc]
         super().__init__(target, options)
+        if "updating_cache" in inspect.signature(self._attention[0].forward).parameters:
+            raise FrontendError(
+                "this model is told when to keep a chunk (updating_cache) and denoises several "
+                "chunks in one forward, as Rolling-Forcing does; there is no moment between two "
+                "chunks to bring memory in"
+            )
 
     @classmethod
     def matches(cls, target: object) -> bool:
