@@ -346,10 +346,11 @@ class WorldMemory:
         return waited
 
     def _record(self, step: ChunkStep, chunk: int, page: int) -> ChunkRecord:
-        """What a page of the finished chunk is; each has the place of the whole chunk."""
+        """What a page of the finished chunk is, with the place of its own frames."""
         before, frames = self._step, self.spec.frames_per_chunk
         start = step.start_frame - frames if before is None else before.start_frame
-        start += page * self._unit.frames_per_chunk
+        first, end = (n * self._unit.frames_per_chunk for n in (page, page + 1))
+        start += first
         poses = step.finished_poses if before is None else before.poses
         record = ChunkRecord(
             chunk=chunk * self._recollection.pages + page,
@@ -362,7 +363,9 @@ class WorldMemory:
             identity=self._session.rollout.identity,
             epoch=self._recollection.epoch,
         )
-        return record if poses is None else replace(record, place=tuple(place_of(poses)))
+        if poses is None:
+            return record
+        return replace(record, place=tuple(place_of(poses[first:end])))
 
     def _choose(
         self, step: ChunkStep, report: BoundaryReport
