@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -123,6 +125,46 @@ def test_a_fork_and_its_original_share_files_and_go_different_ways(
     assert all(torch.equal(a, b) for a, b in zip(rest, whole[PART:], strict=True))
     with pytest.raises(ForeignDirectoryError, match="is there already"):
         fork(tmp_path / "s", tmp_path / "f")
+
+
+@pytest.mark.slow
+def test_the_new_process_may_really_be_one(tmp_path: Path, whole: list[torch.Tensor]) -> None:
+    pipeline, attachment = opened(tmp_path / "s")
+    with attachment:
+        generate(pipeline, PART)
+        attachment.save(tmp_path / "saved")
+    code = (
+        "import sys, torch; from pathlib import Path; from tests.frontends import test_live as t\n"
+        "folder = Path(sys.argv[1]); pipeline, attachment = t.opened(folder / 's')\n"
+        "with attachment:\n"
+        "    first = attachment.resume(folder / 'saved')\n"
+        "    torch.save(t.generate(pipeline, t.CHUNKS, first), folder / 'rest')\n"
+    )
+    root = Path(__file__).parents[2]
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, cwd=root)
+    rest = torch.load(tmp_path / "rest")
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[PART:], strict=True))
+
+
+def test_a_changed_prompt_still_holds_in_the_new_process(tmp_path: Path) -> None:
+    pipeline, attachment = opened(tmp_path / "s")
+    with attachment:
+        attachment.listeners.append(
+            lambda step, _, __: (
+                attachment.memory.switch_prompt([1.0, 2.0]) if step.chunk == 2 else 0
+            )
+        )
+        generate(pipeline, 4)
+        assert attachment.memory.last.epoch == 1
+        attachment.save(tmp_path / "saved")
+    pipeline, attachment = opened(tmp_path / "s")
+    with attachment:
+        attachment.resume(tmp_path / "saved")
+        generate(pipeline, 5, first=4)
+        assert attachment.memory.last.epoch == 1
+        prompt = attachment.memory.bookmark().prompt
+    assert prompt is not None
+    assert prompt.tolist() == [1.0, 2.0]
 
 
 def test_a_loop_that_begins_elsewhere_is_refused(tmp_path: Path) -> None:

@@ -95,7 +95,8 @@ def _payload(
 ) -> np.ndarray:
     coder = get_codec(codec)
     payload = np.empty(coder.payload_size(spec.block_shape), np.uint8)
-    coder.encode(*(folded(x) for x in made(spec, session, chunk, layer, version)), payload)
+    k, v = (folded(x) for x in made(spec, session, chunk, layer, version))
+    coder.encode(k, v, payload, spec.tokens_per_frame)
     return payload
 
 

@@ -166,6 +166,36 @@ def pack_tile(codes: Any, bits: Any, lanes: Any, dim: Any, out: Any, at: Any, pi
 
 
 @kernel
+def add_carried(tile: Any, dim: Any, t0: Any, lanes: Any, carried: Any, share: Any) -> None:
+    """Add ``share`` of what the same places of the frame before lost, to all but rows of zeros.
+
+    ``carried``: fp32 ``[tokens of a frame, head_dim]``, in the place of token ``t`` the error of
+    the last one there.
+    """
+    for lane in range(lanes):
+        lost = carried[(t0 + lane) % len(carried)]
+        empty = True
+        for i in range(dim):
+            empty = empty and tile[i * LANES + lane] == np.float32(0.0)
+        if not empty:
+            for i in range(dim):
+                tile[i * LANES + lane] += share * lost[i]
+
+
+@kernel
+def note_lost(
+    part: Any, codes: Any, first: Any, end: Any, t0: Any, lanes: Any, table: Any, scales: Any,
+    carried: Any,
+) -> None:  # fmt: skip
+    """Put the errors of channels ``first`` to ``end`` into ``carried``."""
+    for lane in range(lanes):
+        lost, scale = carried[(t0 + lane) % len(carried)], half_to_float(scales[lane])
+        for i in range(end - first):
+            at = i * LANES + lane
+            lost[first + i] = part[at] - table[codes[at]] * scale
+
+
+@kernel
 def encode_rotated(
     words: Any,
     strides: Any,
@@ -179,14 +209,20 @@ def encode_rotated(
     levels: Any,
     middles: Any,
     tries: Any,
+    table: Any,
+    frame_tokens: Any,
+    share: Any,
     out: Any,
 ) -> Any:
     """fp16 scales ``[tokens][heads][groups]``, then codes ``[tokens][heads][head_dim]``, packed.
 
     ``mean``: fp32 ``[heads * head_dim]``, subtracted from every token. ``weight``: sign over the
-    root of the Hadamard block size, per channel.
+    root of the Hadamard block size, per channel. ``share``: of a row's error, added to the row
+    ``frame_tokens`` later, where that is at least a tile; ``table``: level of each code.
     """
     tokens, heads, dim = shape
+    carries = LANES <= frame_tokens < tokens
+    carried = np.empty((frame_tokens if carries else 1, dim), np.float32)
     row = np.empty(dim, np.float32)
     tile = np.empty(dim * LANES, np.float32)
     codes = np.empty(dim * LANES, np.uint8)
@@ -195,12 +231,15 @@ def encode_rotated(
     groups, row_bytes = len(ends), dim * bits // 8
     codes_at = tokens * heads * groups * 2
     for h in range(heads):
+        carried[:] = np.float32(0.0)
         for t0 in range(0, tokens, LANES):
             lanes = min(LANES, tokens - t0)
             middle = mean[h * dim : (h + 1) * dim]
             if not load_tile(words, strides, kind, t0, lanes, h, middle, weight, row, tile):
                 return NON_FINITE
             transform_tile(tile, blocks)
+            if carries:
+                add_carried(tile, dim, t0, lanes, carried, share)
             first = 0
             for g in range(groups):
                 n = ends[g] - first
@@ -209,7 +248,10 @@ def encode_rotated(
                     return TOO_LARGE
                 set_ladder(ladder, middles, steps)
                 half = np.uint8(1 << (bits - 1))
-                group_codes(part, n, ladder, half, codes[first * LANES : ends[g] * LANES])
+                found = codes[first * LANES : ends[g] * LANES]
+                group_codes(part, n, ladder, half, found)
+                if carries:
+                    note_lost(part, found, first, ends[g], t0, lanes, table, scales, carried)
                 for lane in range(lanes):
                     put_u16(out, (((t0 + lane) * heads + h) * groups + g) * 2, scales[lane])
                 first = ends[g]

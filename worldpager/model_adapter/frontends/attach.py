@@ -31,6 +31,7 @@ BUILT_IN: tuple[str, ...] = (
     "longlive:LongLive",
     "self_forcing:SelfForcing",
     "sana_wm:SanaRefiner",
+    "anyflow:AnyFlowFar",
 )
 """Adapters of this package, tried in this order, ``module:class``."""
 

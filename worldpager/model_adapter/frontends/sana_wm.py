@@ -99,6 +99,10 @@ class SanaRefiner(FrontendAdapter):
     )
 
     def __init__(self, target: Any, options: WindowOptions) -> None:
+        if options.sink is not None:
+            raise FrontendError(
+                "the sink of sana-wm-refiner is an argument of its call, in frames; leave sink= out"
+            )
         super().__init__(target, options)
         self.model: torch.nn.Module = need(self.transformer(target), "transformer", self.name)
         self._spec = self._describe()
