@@ -223,7 +223,9 @@ def test_anyflow_far_with_a_first_chunk_of_another_size_or_guidance(
             pipeline, store=tmp_path / str(retrieve), dram="64MiB", on_miss="wait",
             retrieve=retrieve, window=window,
         ) as attachment:  # fmt: skip
-            attachment.listeners.append(lambda step, report, _: counts.append(report.retrieved))
+            attachment.listeners.append(
+                lambda step, report, _, counts=counts: counts.append(report.retrieved)
+            )
             got = flow(pipeline, 6, lead, guidance)
         same = all(torch.equal(a, b) for a, b in zip(got, want, strict=True))
         assert same == (retrieve == 0)
