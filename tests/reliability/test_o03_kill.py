@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 import time
 from collections.abc import Callable
@@ -63,7 +64,8 @@ def kill_and_look(directory: Path, seed: int) -> int:
     assert time.perf_counter() - began < OPEN_SECONDS
     with world.memory as memory:
         assert memory._session.rollout.store.spec.rollout == rollout
-        assert not [path for path in leftovers(directory) if path.suffix == ".tmp"]
+        left = [path.name for path in leftovers(directory) if path.suffix == ".tmp"]
+        assert all(f".{os.getpid()}." in name for name in left), "but for our own record's"
         present = world.present()
         assert present <= set(range(begun + 2))
         assert set(range(flushed + 1)) <= present, "what flush acknowledged is there"

@@ -168,8 +168,7 @@ class WorldMemory:
         self._before = self._step.poses if self._step else None
         self._prefetch(step, self._before)
         self._step = step
-        report.boundary_ms = milliseconds_since(began)
-        self.last = report
+        report.boundary_ms, self.last = milliseconds_since(began), report
         self._recorder.note()
         return report.retrieved
 
@@ -346,23 +345,24 @@ class WorldMemory:
         return waited
 
     def _record(self, step: ChunkStep, chunk: int, page: int) -> ChunkRecord:
-        """What a page of the finished chunk is; each has the place of the whole chunk."""
-        before, frames = self._step, self.spec.frames_per_chunk
-        start = step.start_frame - frames if before is None else before.start_frame
-        start += page * self._unit.frames_per_chunk
+        """What a page of the finished chunk is, with the place of its own frames."""
+        before, frames = self._step, self._unit.frames_per_chunk
+        own = slice(page * frames, page * frames + frames)
+        begun = step.start_frame - self.spec.frames_per_chunk
+        start = own.start + (begun if before is None else before.start_frame)
         poses = step.finished_poses if before is None else before.poses
         record = ChunkRecord(
             chunk=chunk * self._recollection.pages + page,
             generation=0,
             layers=self.spec.layers,
-            frames=self._unit.frames_per_chunk,
+            frames=frames,
             start_frame=start,
             position=float(start - self._base),
             created=time.time(),
             identity=self._session.rollout.identity,
             epoch=self._recollection.epoch,
         )
-        return record if poses is None else replace(record, place=tuple(place_of(poses)))
+        return record if poses is None else replace(record, place=tuple(place_of(poses[own])))
 
     def _choose(
         self, step: ChunkStep, report: BoundaryReport
