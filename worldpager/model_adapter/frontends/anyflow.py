@@ -170,7 +170,7 @@ class AnyFlowFar(FrontendAdapter):
         height, width = latents.shape[-2:]
         rotary = self.model.rope(  # type: ignore[operator]
             far_cfg={
-                "total_frames": sum(done),
+                "total_frames": max(sum(done), spec.frames_per_chunk),
                 "num_compressed_frames": max(0, sum(done) - spec.frames_per_chunk),
                 "full_frame_shape": (height // patch[1], width // patch[2]),
                 "compressed_frame_shape": (height // small[1], width // small[2]),
