@@ -3,7 +3,8 @@ first: Matrix-Game 2.0's heads (12 of 128) and chunks (2,640 tokens).
 
 ``pytest benchmarks/bench_attention.py --benchmark-only`` times single pieces;
 ``python benchmarks/bench_attention.py`` prints the tables of docs/attention.md, each row's
-contestants in turn, medians of ``--rounds``, with peak memory (Linux only).
+contestants in turn, medians of ``--rounds``, with peak memory (Linux only). Tables give
+processor time of all threads, which others on the machine disturb less than the clock.
 """
 
 from __future__ import annotations
@@ -118,13 +119,13 @@ def test_stored_blocks(benchmark, dtype: str, queries: int, way: str) -> None:
 
 
 def seconds(contestants: Sequence[Callable[[], object]], rounds: int) -> list[float]:
-    """Median wall time of each, run in turn after one round to warm up."""
+    """Median processor time of each, all threads, run in turn after one round to warm up."""
     times: list[list[float]] = [[] for _ in contestants]
     for _ in range(rounds + 1):
         for contestant, taken in zip(contestants, times, strict=True):
-            began = time.perf_counter()
+            began = time.process_time()
             contestant()
-            taken.append(time.perf_counter() - began)
+            taken.append(time.process_time() - began)
     return [statistics.median(taken[1:]) for taken in times]
 
 

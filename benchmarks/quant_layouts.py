@@ -32,6 +32,8 @@ from worldpager.quant.rotated import LEVELS
 
 Quantiser = Callable[[Tensor], Tensor]
 TWO_PLACES = ("bits", "P_ref", "dPSNR")
+FRAMES = 3
+"""Latent frames of a chunk."""
 SEARCHES = {n: np.linspace(1.0, 0.58, n).tolist() if n > 1 else [1.0] for n in (1, 7, 13)}
 
 
@@ -45,14 +47,14 @@ class Scheme:
     v: Quantiser
 
 
-def product(name: str) -> Scheme:
-    """A codec as shipped."""
+def product(name: str, frames: int = FRAMES) -> Scheme:
+    """A codec as shipped, for tokens of ``frames``; of 0 it knows nothing."""
     codec = get_codec(name)
 
     def coded(x: Tensor, which: int) -> Tensor:
         shape = BlockShape(*x.shape)
         payload = np.empty(codec.payload_size(shape), np.uint8)
-        codec.encode(x, x, payload)
+        codec.encode(x, x, payload, len(x) // frames if frames else 0)
         out = torch.empty_like(x), torch.empty_like(x)
         codec.decode(payload, shape, *out)
         return out[which]
@@ -61,7 +63,8 @@ def product(name: str) -> Scheme:
         shape = BlockShape(tokens, 1, dim)
         return codec.payload_size(shape) * 4 / shape.elements
 
-    return Scheme(name, bits, lambda x: coded(x, 0), lambda x: coded(x, 1))
+    title = name if frames else f"{name}, values without carrying"
+    return Scheme(title, bits, lambda x: coded(x, 0), lambda x: coded(x, 1))
 
 
 def rotated(bits: int, group: int = 64, search: int = 13, mean: int = 0) -> Quantiser:
@@ -114,6 +117,7 @@ def schemes() -> list[Scheme]:
     plain = {"bits": 4}
     return [
         *map(product, ("bf16", "int8", "int4", "int3", "int4-absmax")),
+        *(product(name, frames=0) for name in ("int4", "int3")),
         *(layout(f"R, {n} clip ratios", *2 * [{**plain, "search": n}]) for n in (13, 7, 1)),
         layout("R, K mean fp16", {**plain, "mean": 16}, plain),
         layout("R, K mean 8 bit", {**plain, "mean": 8}, plain),
@@ -171,7 +175,7 @@ def table(title: str, rows: Iterator[tuple[str, dict[str, float]]]) -> None:
 
 def synthetic(kind: str, tokens: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     """Smooth, RMS-normed keys under RoPE; outlier channels in S(pread), M(ean) or N(owhere)."""
-    layers, heads, dim, frames = 2, 3, 128, 3
+    layers, heads, dim, frames = 2, 3, 128, FRAMES
     generator = torch.Generator().manual_seed(seed)
     shape = (layers, tokens, heads, dim)
     walk = torch.randn(shape, generator=generator).cumsum(1) / tokens**0.5

@@ -1,6 +1,6 @@
 """Predictions registered before real runs, then held against them; writes docs/validation.md.
 
-    python benchmarks/validation.py --folder validation            # all of it, about half an hour
+    python benchmarks/validation.py --folder validation            # all of it, a quarter of an hour
     python benchmarks/validation.py --folder validation --minutes 8   # go on for so long
 
 Registers every prediction of the design first, then runs what has not run yet, with real bytes
@@ -46,16 +46,20 @@ from worldpager.sim.predictions import (
 from worldpager.sim.presets import get_preset
 from worldpager.sim.simulator import HostModel
 
-CHUNK_TIME = 0.1
+CHUNK_TIME = 0.2
 MODELS = ("matrix-game-2@1/600", "lingbot-world@1/4800", "longlive@1/1600")
 CODECS = ("int4", "int8")
-BANDWIDTHS = (0.4, 0.75, 1.5, 4.0, 10.0)
-"""Chunks that could be read in one chunk's compute time."""
+BANDWIDTHS = (0.45, 0.69, 1.6, 4.4, 10.0)
+"""Chunks that could be read in one chunk's compute time. Chosen so that no few reads in a row end
+within a few per cent of the end of a chunk, where milliseconds decide what is in time."""
 PATHS = ("yaw-return", "loop", "walk", "random")
 POOLS = {13: 80, 40: 110, 120: 170}
 """Chunk at which the pool is full, and the run's length."""
 MODES = ("stale", "wait", "on demand")
-RUNS = 60
+RUNS = 30
+HOST_ROUNDS = 3
+HOST_CHUNKS = 36
+"""Of the runs that tell what the memory's own work costs."""
 FACTORS = {
     "model": MODELS, "codec": CODECS, "bandwidth": BANDWIDTHS, "path": PATHS,
     "pool": tuple(POOLS), "mode": MODES,
@@ -152,22 +156,31 @@ def config_of(inputs: Inputs, path: Floats, folder: Path) -> RolloutConfig:
 
 
 def measure_host(model: str, codec: str, folder: Path) -> HostModel:
-    """What the memory's work costs here, from a run of its own there and back, on demand."""
+    """What the memory's work costs here: of several runs there and back, on demand, the one with
+    the least, for what else the machine does only adds. Decoding includes all of a boundary that
+    is neither encoding nor waiting.
+    """
+    rounds = [_host_round(model, codec, folder / str(number)) for number in range(HOST_ROUNDS)]
+    least = np.min(rounds, axis=0)
+    return HostModel(*(float(value) for value in least))
+
+
+def _host_round(model: str, codec: str, folder: Path) -> tuple[float, float, float, float]:
     geometry = get_preset(model)
-    path = there_and_back(60, geometry.frames_per_chunk)
+    path = there_and_back(HOST_CHUNKS, geometry.frames_per_chunk)
     inputs = inputs_of(Cell(0, model, codec, 4.0, "", 13, "on demand"), path)
     run_once(inputs, path, folder)
     metrics = read_run(folder).metrics
     served = np.array([len(chunks) for chunks in metrics["retrieved"]])
-    decode = metrics["decode_ms"][served > 0] / served[served > 0]
+    others = metrics["boundary_ms"] - metrics["encode_ms"] - metrics["stall_ms"]
     one = metrics["hits.nvme"] == 1
     limit = 1e3 * chunk_bytes(geometry, get_codec(codec)).stored / (inputs.read_limit or 1)
     wake = max(0.0, float(np.median(metrics["stall_ms"][one])) - limit) / 1e3
-    return HostModel(
-        encode_seconds=float(np.median(metrics["encode_ms"][10:])) / 1e3,
-        decode_seconds=float(np.median(decode)) / 1e3,
-        plan_seconds=_plan_seconds(path) + wake,
-        wake_seconds=wake,
+    return (
+        float(np.median(metrics["encode_ms"][10:])) / 1e3,
+        float(np.median(others[served > 0] / served[served > 0])) / 1e3,
+        _plan_seconds(path) + wake,
+        wake,
     )
 
 

@@ -147,6 +147,20 @@ def test_a_prediction_of_another_run_is_refused(
     assert word in message
 
 
+def test_a_machine_predicted_with_is_the_one_run_with(worldpager: Command, tmp_path: Path) -> None:
+    arguments = ("--chunks", 60, "--dram", POOL, "--on-miss", "wait", "--chunk-time", "300ms")
+    prediction = tmp_path / "p.json"
+    assert worldpager("predict", "--out", prediction, *arguments, "--machine", "sata")[0] == 0
+    sata = {"read_limit": 500_000_000, "write_limit": 500_000_000}
+    for name, limits, status in (
+        ("held-to-it", sata, 0),
+        ("on-it", {"read_limit": None}, 0),
+        ("slower", {"read_limit": 90_000}, 2),
+    ):
+        run = make_run(tmp_path / name, **limits)
+        assert worldpager("validate", run, prediction)[0] == status
+
+
 def test_half_a_run_is_refused(predicted: Path, worldpager: Command, tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", {"status": "interrupted"})
     status, _, message = worldpager("validate", run, predicted)

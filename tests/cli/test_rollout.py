@@ -89,6 +89,22 @@ def test_the_comparison_is_the_same_rollout_without_retrieval(
     assert not (tmp_path / "run" / "without-memory" / "store").exists()
 
 
+def test_a_machine_caps_what_nothing_else_caps(
+    fake_rollout: Ran, worldpager: Command, tmp_path: Path
+) -> None:
+    options = ("rollout", "--chunks", 12, "--no-compare", "--machine", "sata")
+    worldpager(*options, "--out", tmp_path / "a")
+    worldpager(*options, "--read-limit", "1MB/s", "--out", tmp_path / "b")
+    assert [(ran.read_limit, ran.write_limit) for ran in fake_rollout] == [
+        (500_000_000, 500_000_000),
+        (1_000_000, 500_000_000),
+    ]
+    status, _, message = worldpager("rollout", "--machine", "toaster", "--out", tmp_path / "c")
+    assert status == 2
+    assert "toaster" in message and "nvme-pcie4" in message
+    assert not (tmp_path / "c").exists()
+
+
 def test_no_comparison_where_none_is_wanted(
     fake_rollout: Ran, worldpager: Command, tmp_path: Path
 ) -> None:

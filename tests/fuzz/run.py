@@ -17,9 +17,11 @@ from pathlib import Path
 
 import atheris
 
-COMPILED = ["worldpager.quant.kernels", "worldpager.quant.kernels_means",
-            "worldpager.quant.kernels_rotated", "worldpager.quant.kernels_search",
-            "worldpager.quant.lanes", "worldpager.quant.lanes_tiles", "worldpager.quant.tiles"]  # fmt: skip
+COMPILED = [
+    f"worldpager.quant.{name}"
+    for name in ("kernels", "kernels_means", "kernels_rotated", "kernels_search", "lanes",
+                 "lanes_tiles", "tiles")
+]  # fmt: skip
 
 with atheris.instrument_imports(include=["worldpager"], exclude=COMPILED):
     from tests.fuzz import targets

@@ -51,7 +51,7 @@ def stored(spec: KVSpec, codec: str, kv: KV, shift: float) -> KV:
     coder, shape = get_codec(codec), spec.block_shape
     k, v = (x.permute(1, 0, 2, 3).flatten(1, 2).contiguous() for x in kv)
     payload = np.empty(coder.payload_size(shape), np.uint8)
-    coder.encode(k, v, payload)
+    coder.encode(k, v, payload, spec.tokens_per_frame)
     out = torch.empty_like(k), torch.empty_like(v)
     assert spec.rope is not None
     coder.decode(payload, shape, *out, spec.rope.temporal_rotation(shift))

@@ -14,6 +14,8 @@ from worldpager.errors import ConfigError
 from worldpager.model_adapter.frontend import ChunkStep
 from worldpager.model_adapter.images import StoredImage
 from worldpager.model_adapter.ring_cache import RingCache
+from worldpager.prefetch.distance import camera_distances
+from worldpager.prefetch.poses import place_of
 from worldpager.prefetch.retrieval import get_policy
 from worldpager.prefetch.retriever import Retriever
 
@@ -94,19 +96,23 @@ def test_by_page_only_the_chosen_pages_are_read_decoded_and_placed(tmp_path: Pat
         assert stats.commits == 29 * PAGES
 
 
-def test_policies_of_whole_chunks_list_all_pages_of_a_chunk(tmp_path: Path) -> None:
-    how = {"chunks_in_dram": 10, "on_miss": "wait"}
-    by_page = Frontend(tmp_path / "a", reference_spec(2), page_frames=1, **how)
-    by_chunk = Frontend(tmp_path / "b", reference_spec(2), **how)
-    with by_page.memory, by_chunk.memory:
+def test_a_camera_chooses_pages_by_where_their_own_frames_were_seen(tmp_path: Path) -> None:
+    spec, parted = reference_spec(2), 0
+    frontend = Frontend(tmp_path / "s", spec, chunks_in_dram=10, page_frames=1, on_miss="wait")
+    frames = frontend.path.reshape(-1, 1, 4, 4)
+    with frontend.memory as memory:
         for chunk in range(45):
-            pages = by_page.go(chunk)
-            whole = by_chunk.go(chunk)
-            assert pages == tuple(3 * other + page for other in whole for page in range(3))
-            for frontend in (by_page, by_chunk):
-                frontend.append(chunk)
-                frontend.memory.settle()
-        assert by_page.memory.stats.bytes_read > 0
+            got = frontend.go(chunk)
+            seen = np.arange(3, 3 * max(1, chunk - 1))  # neither sink nor recent
+            distance = camera_distances(place_of(frames[seen]), place_of(frontend.path[chunk]))
+            best = seen[np.lexsort((seen, distance))[:6]]
+            assert got == tuple(sorted(best.tolist()))
+            parted += len({page // 3 for page in got}) > 2
+            frontend.check_pages(chunk)
+            frontend.append(chunk)
+            memory.settle()
+        assert memory.stats.bytes_read > 0
+    assert parted > 5, "sets of pages are not sets of chunks"
 
 
 def test_pages_cross_the_horizon_and_survive_a_restart(tmp_path: Path) -> None:

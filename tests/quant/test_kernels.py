@@ -18,7 +18,7 @@ from tests.quant.kv_tensors import (
     seeds,
     small_shapes,
 )
-from worldpager.quant import BlockShape, reference
+from worldpager.quant import BlockShape, get_codec, reference
 from worldpager.quant.groups import group_count, group_ends, hadamard_blocks, signs
 
 BITS = {"int4": 4, "int3": 3}
@@ -60,6 +60,43 @@ def test_rotated_codecs(
         assert np.array_equal(codes[i], wanted_codes.numpy())
         decoded = reference.decode_rotated(wanted_codes, wanted_scales, bits)
         assert torch.equal(roundtrip(codec, x), decoded)
+
+
+@pytest.mark.parametrize(
+    ("codec", "frame", "head_dim"),
+    [("int4", 16, 64), ("int4", 25, 128), ("int3", 16, 64), ("int4", 17, 80), ("int3", 40, 200)],
+)
+def test_values_make_up_for_half_of_what_the_frame_before_lost(
+    codec: str, frame: int, head_dim: int
+) -> None:
+    shape = BlockShape(3 * frame, 2, head_dim)
+    k, v = gaussian(shape, 1, torch.bfloat16), gaussian(shape, 2, torch.bfloat16)
+    v[frame + 3, 1] = 0  # rows of zeros stay zeros
+    out = np.empty(get_codec(codec).payload_size(shape), np.uint8)
+    get_codec(codec).encode(k, v, out, frame)
+    words, codes = split(out, shape, BITS[codec])
+    for i, (x, carried) in enumerate(((k, 0), (v, frame))):
+        wanted_codes, wanted_scales = reference.encode_rotated(x, BITS[codec], carried)
+        assert np.array_equal(words[i], words_of(wanted_scales))
+        assert np.array_equal(codes[i], wanted_codes.numpy())
+    _, found = decode(codec, out, shape)
+    alone = decode(codec, encode(codec, k, v), shape)[1]
+    assert not found[frame + 3, 1].any()
+
+    def of_means(x: torch.Tensor) -> float:
+        """Error of what attention sees that looks at a place in all frames alike."""
+        wanted, got = (y.float().unflatten(0, (3, frame)).mean(0) for y in (v, x))
+        return error_energy(wanted, got)
+
+    assert of_means(found) < 0.75 * of_means(alone)
+    assert error_energy(v, found) < 1.25 * error_energy(v, alone)
+
+
+def test_frames_shorter_than_a_tile_are_coded_alone() -> None:
+    x, codec = gaussian(BlockShape(45, 2, 64)), get_codec("int4")
+    out = np.empty(codec.payload_size(BlockShape(45, 2, 64)), np.uint8)
+    codec.encode(x, x, out, 15)
+    assert np.array_equal(out, encode("int4", x, x))
 
 
 @pytest.mark.parametrize(

@@ -126,6 +126,11 @@ class HangingIO(SystemIO):
             self._hanging.clear()
             self._go_on.set()
 
+    @property
+    def released(self) -> bool:
+        """Whether nothing hangs any more."""
+        return self._go_on.is_set()
+
     def _meet(self, call: str) -> None:
         with self._lock:
             left = self._hanging.get(call, 0)

@@ -16,9 +16,8 @@ from worldpager.pager.pace import LONGEST_HOLD
 from worldpager.tiers.io_backend import Bytes, SystemIO
 
 BYTES = chunk_bytes(reference_spec())
-P95_SECONDS, MOST_SECONDS = 0.015, 0.2
-"""Of a whole boundary, which also encodes a chunk and decodes three, on cores shared with others;
-far below what a window that waited for its reads would take again and again."""
+COMPUTES, READS = 6, 2.4
+"""A chunk computes for so many healthy boundaries (or longer), a read lasts so many chunks."""
 
 
 def paced(world: World, chunks: range, seconds: float, ahead: int = 0) -> list[float]:
@@ -36,22 +35,22 @@ def paced(world: World, chunks: range, seconds: float, ahead: int = 0) -> list[f
 
 
 @pytest.mark.parametrize(
-    ("chunks", "computes", "reads"),
-    [(100, 0.02, 0.048), pytest.param(200, 0.05, 0.12, marks=pytest.mark.slow)],
+    ("chunks", "computes"), [(60, 0.0), pytest.param(200, 0.05, marks=pytest.mark.slow)]
 )
-def test_late_reads_never_hold_a_window_up(
-    tmp_path: Path, chunks: int, computes: float, reads: float
-) -> None:
+def test_late_reads_never_hold_a_window_up(tmp_path: Path, chunks: int, computes: float) -> None:
+    """Measured against the healthy boundaries of the same run. One that waited for its reads would
+    take a read's time or more, again and again.
+    """
     io = SlowIO()
     world = World(tmp_path / "s", dram=12, io=io)
     with world.memory:
-        paced(world, range(40), 0)
+        healthy = float(np.median(paced(world, range(40), 0)[20:]))
+        computes = max(computes, COMPUTES * healthy)
+        reads = READS * computes
         io.set(read=reads)
         took = paced(world, range(40, 40 + chunks), computes)
-        assert float(np.median(took)) <= reads / 2, "a window is not held up by a read"
-        if chunks == 200:  # on a quiet machine only
-            assert float(np.percentile(took, 95)) <= P95_SECONDS
-            assert max(took) <= MOST_SECONDS
+        assert float(np.median(took)) <= max(3 * healthy, reads / 4)
+        assert sum(seconds >= reads for seconds in took) <= chunks // 20, "others may take the cpu"
         assert world.memory.stats.backpressure <= chunks // 10
         assert world.memory.status().stale.get("previous set", 0) > 0, (
             "the disk must have been late"
@@ -88,9 +87,9 @@ def test_one_stuck_read_does_not_stop_the_others(tmp_path: Path) -> None:
                 while not any(page.key.chunk == other for page in pager.core.table.resident()):
                     assert time.monotonic() < deadline, f"{other} never came beside a stuck read"
                     pager._progress.wait(0.05)
-        began = time.perf_counter()
-        world.run(range(60, 90))  # nothing waits, all is exact
-        assert time.perf_counter() - began < 5
+        commits = world.memory.stats.commits
+        world.run(range(60, 90))  # nothing waits for it, all is exact
+        assert world.memory.stats.commits == commits + 30 and not io.released
         io.release()
         world.memory._session.pager.settle()
         assert world.load_patiently(stuck)
@@ -102,7 +101,7 @@ def test_with_all_reads_and_writes_stuck_a_boundary_still_returns(tmp_path: Path
     world = World(tmp_path / "s", dram=10.7, io=io, chunks=120)
     world.memory._session.pager._patience = 0.05
     with world.memory:
-        world.run(range(50))
+        healthy = float(np.median(paced(world, range(50), 0)))
         world.memory.settle()
         io.hang("pread")
         io.hang("pwrite")
@@ -111,7 +110,7 @@ def test_with_all_reads_and_writes_stuck_a_boundary_still_returns(tmp_path: Path
             began = time.perf_counter()
             world.step(chunk)
             worst = max(worst, time.perf_counter() - began)
-        assert worst < 4.0
+        assert worst <= 4 * world.memory._session.pager._patience + 100 * healthy
         assert set(world.memory.status().lost) <= {"pressure", "no room"}
         assert world.memory.status().lost, "something had to go, and is counted"
         io.release()

@@ -196,7 +196,7 @@ def _panel(axes: Axes, results: Results, kind: str) -> None:
             [f.mean for _, f in shown],
             [[f.mean - f.low for _, f in shown], [f.high - f.mean for _, f in shown]],
             fmt="osd^"[CODECS.index(codec)],
-            color=f"C{names.index(method.name) % 10}",
+            color=mpl.colormaps["tab20"](names.index(method.name) % 20),
             markersize=4,
             label=f"{method.title}, {codec}",
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from worldpager.cli.options import Json, duration, rate, size
+from worldpager.cli.options import Json, Machine, duration, rate, size
 from worldpager.errors import ConfigError
 from worldpager.units import format_size
 
@@ -29,8 +29,8 @@ _MOST_MINUTES = 1e6
 class OnMiss(StrEnum):
     """What a window gets when what it wants is not resident."""
 
-    STALE = "stale"
     NEAREST = "nearest"
+    STALE = "stale"
     WAIT = "wait"
 
 
@@ -111,7 +111,7 @@ def rollout(
     ] = None,
     on_miss: Annotated[
         OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
-    ] = OnMiss.STALE,
+    ] = OnMiss.NEAREST,
     attention: Annotated[
         Attention,
         typer.Option(
@@ -126,6 +126,7 @@ def rollout(
     write_limit: Annotated[
         int | None, typer.Option(parser=rate, metavar="RATE", help="Cap on writes to NVMe.")
     ] = None,
+    machine: Machine = None,
     chunk_time: Annotated[
         float | None,
         typer.Option(
@@ -144,13 +145,17 @@ def rollout(
     ] = True,
     json: Json = False,
 ) -> None:
-    """Run the built-in model and write metrics.jsonl, summary.json, report.html and video.gif."""
+    """Run the built-in model and write metrics.jsonl, summary.json, report.html and video.gif.
+
+    --machine caps reads and writes at that machine's bandwidths, where no cap is given.
+    """
     from worldpager.cli.frontends import synthetic_rollout
     from worldpager.cli.recording import Recording, claimed
     from worldpager.model_adapter.rollout import RolloutConfig
     from worldpager.prefetch.paths import make_path
     from worldpager.quant.codec import get_codec
     from worldpager.quant.pruning import get_pruning
+    from worldpager.sim.machines import load_machine
     from worldpager.sim.presets import get_preset
 
     geometry = get_preset(model if scale is None else f"{model}@{scale}")
@@ -168,6 +173,9 @@ def rollout(
             "nothing; choose another policy or the built-in model"
         )
     _check_retrieval(retrieval, synthetic)
+    if machine is not None:
+        reads, writes = load_machine(machine).disk.limits
+        read_limit, write_limit = read_limit or reads, write_limit or writes
     config = RolloutConfig(
         chunks=length,
         path=make_path(path, length, geometry.frames_per_chunk, seed),

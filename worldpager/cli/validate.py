@@ -64,12 +64,17 @@ def check_held_out(prediction: Prediction, run: Run) -> None:
             f"{run.folder} is not a whole run: {run.chunks} of {run.inputs.chunks} chunks, "
             f"status {run.status or 'unknown'}; a prediction is of all of them"
         )
+    assumed = {}  # a run may be held to the machine's bandwidths, where no limit was given
+    if prediction.machine is not None:
+        limits = prediction.machine.disk.limits
+        assumed = dict(zip(("read_limit", "write_limit"), limits, strict=True))
     differs = [
         f"{name}: predicted for {was!r}, run with {now!r}"
         for name in type(prediction.inputs).model_fields
         # the poses say it better than path and seed; what is kept only a run can tell
         if name not in ("path", "seed", "tokens_kept")
-        if (was := getattr(prediction.inputs, name)) != (now := getattr(run.inputs, name))
+        if (now := getattr(run.inputs, name)) != (was := getattr(prediction.inputs, name))
+        and not (was is None and now == assumed.get(name))
     ]
     if differs:
         raise ConfigError(f"the prediction is of another run; {'; '.join(differs)}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import get_args
 
+from worldpager.errors import ConfigError
 from worldpager.pager.policies import Pressure, WriteBack
+from worldpager.tiers.bandwidth import TokenBucket
 
 SINK_CODEC = "bf16"
 """Chunks of the sink stay in 16 bits: their keys are unlike all others, every window has them."""
@@ -32,7 +35,7 @@ class MemoryConfig:
     codec: str = "int4"
     retrieval: str = "camera"
     eviction: str = "redundant"
-    on_miss: str = "stale"
+    on_miss: str = "nearest"
     positions: str = "moving"
     pruning: str = "none"
     page_frames: int | None = None
@@ -43,6 +46,14 @@ class MemoryConfig:
     write_limit: int | None = None
     session: str = "session"
     """Name of the session, part of its blocks' identity."""
+
+    def __post_init__(self) -> None:
+        if self.pressure not in (known := get_args(Pressure)):
+            raise ConfigError(f"no pressure {self.pressure!r}; known are {', '.join(known)}")
+        if "\0" in str(self.store):
+            raise ConfigError(f"the store's path {str(self.store)!r} holds a zero byte")
+        for rate in (self.read_limit, self.write_limit):
+            TokenBucket(rate)  # refuses what is no rate
 
 
 @dataclass(slots=True)

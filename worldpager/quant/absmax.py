@@ -23,7 +23,9 @@ class AbsmaxCodec(GroupedCodec):
     bits = 4
     multiple = 2
 
-    def _encode(self, words: Words, dims: Dims, ends: Any, out: Bytes, keys: bool) -> int:
+    def _encode(
+        self, words: Words, dims: Dims, ends: Any, out: Bytes, keys: bool, frame_tokens: int
+    ) -> int:
         status: int = kernels.encode_absmax(*words, dims, ends, out)
         return status
 

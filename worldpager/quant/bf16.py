@@ -22,7 +22,7 @@ class Bf16Codec:
         """Two bytes for each value of K and V; any shape."""
         return 4 * shape.elements
 
-    def encode(self, k: torch.Tensor, v: torch.Tensor, out: Bytes) -> None:
+    def encode(self, k: torch.Tensor, v: torch.Tensor, out: Bytes, frame_tokens: int = 0) -> None:
         """See :class:`~worldpager.quant.codec.Codec`; finite values above bf16's range refused."""
         shape = tensors.shape_of(k, v)
         out = tensors.check_payload(self.name, out, self.payload_size(shape))

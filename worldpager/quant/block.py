@@ -155,7 +155,7 @@ def write_block(
     out[:HEADER_BYTES] = 0
     bitmap = np.empty(0, np.uint8) if kept is None else kept.bitmap()
     payload = out[HEADER_BYTES : nbytes - len(bitmap)]
-    codec.encode(k, v, payload)
+    codec.encode(k, v, payload, _frame_tokens(label, shape, kept))
     out[nbytes - len(bitmap) : nbytes] = bitmap
     out[nbytes:] = 0
     header = BlockHeader(label, codec.id, shape, len(payload), 0, len(bitmap))
@@ -163,6 +163,13 @@ def write_block(
     header = replace(header, checksum=checksum)
     out[:HEADER_BYTES] = np.frombuffer(header.pack(), np.uint8)
     return header
+
+
+def _frame_tokens(label: BlockLabel, shape: BlockShape, kept: KeptTokens | None) -> int:
+    """Tokens of a frame; 0 where some are missing."""
+    every = kept is None or kept.whole == shape.tokens
+    whole = every and label.frames > 0 and shape.tokens % label.frames == 0
+    return shape.tokens // label.frames if whole else 0
 
 
 def read_header(data: Bytes) -> BlockHeader:

@@ -62,13 +62,15 @@ class Codec(Protocol):
         Raises :class:`CodecError` naming the dimension that the layout cannot hold.
         """
 
-    def encode(self, k: torch.Tensor, v: torch.Tensor, out: Bytes) -> None:
+    def encode(self, k: torch.Tensor, v: torch.Tensor, out: Bytes, frame_tokens: int = 0) -> None:
         """Write the payload of ``k`` and ``v`` into ``out`` (uint8, exactly ``payload_size``).
 
         ``k``, ``v``: ``[tokens, heads, head_dim]``, bf16, fp16 or fp32, on the CPU, any strides;
-        they are read before the call returns and never kept. Raises :class:`NonFiniteError` where
-        a value is NaN or infinite, :class:`CodecError` for a shape or dtype it cannot take; what is
-        in ``out`` is then undefined.
+        they are read before the call returns and never kept. ``frame_tokens``: how many make a
+        latent frame, where they are whole frames one after the other, and 0 where they are not; a
+        codec may spread its errors by it, and decoding does not depend on it. Raises
+        :class:`NonFiniteError` where a value is NaN or infinite, :class:`CodecError` for a shape or
+        dtype it cannot take; what is in ``out`` is then undefined.
         """
 
     def decode(

@@ -36,14 +36,14 @@ class GroupedCodec(ABC):
         row = 2 * group_count(shape.head_dim) + shape.head_dim * self.bits // 8
         return 2 * shape.tokens * shape.heads * row
 
-    def encode(self, k: torch.Tensor, v: torch.Tensor, out: Bytes) -> None:
+    def encode(self, k: torch.Tensor, v: torch.Tensor, out: Bytes, frame_tokens: int = 0) -> None:
         """See :class:`~worldpager.quant.codec.Codec`."""
         shape = tensors.shape_of(k, v)
         out = tensors.check_payload(self.name, out, self.payload_size(shape))
         dims = (shape.tokens, shape.heads, shape.head_dim)
         for name, x, part in zip("KV", (k, v), out.reshape(2, -1), strict=True):
             words, ends = tensors.words_of(name, x), group_ends(shape.head_dim)
-            status = self._encode(words, dims, ends, part, name == "K")
+            status = self._encode(words, dims, ends, part, name == "K", frame_tokens)
             tensors.check_status(self.name, name, status)
 
     def decode(
@@ -64,7 +64,9 @@ class GroupedCodec(ABC):
             self._decode(part, dims, ends, turns[i], outputs[i], i == 0)
 
     @abstractmethod
-    def _encode(self, words: Words, dims: Dims, ends: Any, out: Bytes, keys: bool) -> int:
+    def _encode(
+        self, words: Words, dims: Dims, ends: Any, out: Bytes, keys: bool, frame_tokens: int
+    ) -> int:
         """Encode K (``keys``) or V; returns a kernel status."""
 
     @abstractmethod

@@ -22,7 +22,9 @@ class Int8Codec(GroupedCodec):
     bits = 8
     multiple = 1
 
-    def _encode(self, words: Words, dims: Dims, ends: Any, out: Bytes, keys: bool) -> int:
+    def _encode(
+        self, words: Words, dims: Dims, ends: Any, out: Bytes, keys: bool, frame_tokens: int
+    ) -> int:
         status: int = kernels.encode_int8(*words, dims, ends, out)
         return status
 

@@ -15,8 +15,17 @@ from worldpager.quant.kernels import (
     kernel,
     put_u16,
 )
-from worldpager.quant.kernels_search import group_codes, search_scales
-from worldpager.quant.lanes import LANES, load, lookup, splat, store
+from worldpager.quant.kernels_search import group_codes, half_to_lanes, search_scales
+from worldpager.quant.lanes import (
+    LANES,
+    bits_of,
+    load,
+    lookup,
+    select,
+    size_of,
+    splat,
+    store,
+)
 from worldpager.quant.lanes_tiles import transpose
 from worldpager.quant.tiles import load_tile, padded, rows_are_finite, store_tile, transform_tile
 
@@ -58,6 +67,34 @@ def put_rows(
 
 
 @kernel
+def add_carried(tile: Any, dim: Any, at: Any, carried: Any, share: Any) -> None:
+    """Add ``share`` of what the same places of the frame before lost, to all but rows of zeros.
+
+    ``carried``: fp32 ``[head_dim][pitch]``, the errors of those places from ``at`` on.
+    """
+    pitch, seen = len(carried) // dim, splat(np.uint32(0))
+    for i in range(dim):
+        seen = seen | bits_of(size_of(load(tile, i * LANES)))
+    empty = seen < splat(np.uint32(1))
+    for i in range(dim):
+        value = load(tile, i * LANES)
+        made_up = value + splat(share) * load(carried, i * pitch + at)
+        store(tile, i * LANES, select(empty, value, made_up))
+
+
+@kernel
+def note_lost(
+    tile: Any, codes: Any, first: Any, end: Any, table: Any, scales: Any, at: Any, carried: Any,
+    pitch: Any,
+) -> None:  # fmt: skip
+    """Put the errors of channels ``first`` to ``end`` into ``carried`` from ``at`` on."""
+    levels, scale = load(table, 0), half_to_lanes(load(scales, 0))
+    for i in range(first, end):
+        rest = load(tile, i * LANES) - lookup(levels, load(codes, i * LANES)) * scale
+        store(carried, i * pitch + at, rest)
+
+
+@kernel
 def encode_rotated(
     words: Any,
     strides: Any,
@@ -72,34 +109,40 @@ def encode_rotated(
     middles: Any,
     tries: Any,
     buckets: Any,
+    table: Any,
+    frame_tokens: Any,
+    share: Any,
     out: Any,
 ) -> Any:
     """fp16 scales ``[tokens][heads][groups]``, then codes ``[tokens][heads][head_dim]``, packed.
 
     ``mean``: fp32 ``[heads * head_dim]``, subtracted from every token. ``weight``: sign over the
-    root of the Hadamard block size, per channel.
+    root of the Hadamard block size, per channel. ``share``: of a row's error, added to the row
+    ``frame_tokens`` later, where that is at least a tile; ``table``: level of each code, of 16.
     """
     tokens, heads, dim = shape
+    carries = LANES <= frame_tokens < tokens
+    # An odd number of cache lines, so that the channels of a tile do not meet in one set.
+    pitch = ((frame_tokens + tokens) // LANES + 2 | 1) * LANES if carries else 0
+    carried = np.zeros(pitch * dim, np.float32)
     size = padded(dim) * LANES
-    rows, tile, sizes = (
-        np.zeros(size, np.float32),
-        np.empty(size, np.float32),
-        np.empty(size, np.float32),
-    )
+    rows, tile = np.zeros(size, np.float32), np.empty(size, np.float32)
+    sizes, found = np.empty(size, np.float32), np.empty(4 * LANES, np.float32)
     codes, packed = np.empty(size, np.uint32), np.empty(size, np.uint32)
     groups, row_bytes = len(ends), dim * bits // 8
     strings = np.empty((row_bytes + 63) // 64 * 64 * LANES, np.uint8)
-    found, scales = np.empty(4 * LANES, np.float32), np.empty(LANES, np.uint32)
+    scales, half = np.empty(LANES, np.uint32), np.uint32(1 << (bits - 1))
     codes_at = tokens * heads * groups * 2
-    half = np.uint32(1 << (bits - 1))
-    for t0 in range(0, tokens, LANES):
-        lanes = min(LANES, tokens - t0)
-        for h in range(heads):
+    for h in range(heads):
+        for t0 in range(0, tokens, LANES):
+            lanes = min(LANES, tokens - t0)
             load_tile(words, strides, kind, t0, lanes, h, dim, rows, tile)
             for i in range(dim):
                 middle = splat(mean[h * dim + i])
                 store(tile, i * LANES, (load(tile, i * LANES) - middle) * splat(weight[i]))
             transform_tile(tile, blocks)
+            if carries and t0 + lanes > frame_tokens:
+                add_carried(tile, dim, t0, carried, share)
             first = 0
             for g in range(groups):
                 n = ends[g] - first
@@ -110,10 +153,12 @@ def encode_rotated(
                     finite = rows_are_finite(words, strides, kind, t0, lanes, h, dim, rows)
                     return TOO_LARGE if finite else NON_FINITE
                 group_codes(part, n, load(found, 0), middles, half, codes[first * LANES :])
+                if carries:
+                    at = frame_tokens + t0
+                    note_lost(tile, codes, first, ends[g], table, scales, at, carried, pitch)
                 for lane in range(lanes):
-                    put_u16(
-                        out, (((t0 + lane) * heads + h) * groups + g) * 2, np.uint16(scales[lane])
-                    )
+                    at = (((t0 + lane) * heads + h) * groups + g) * 2
+                    put_u16(out, at, np.uint16(scales[lane]))
                 first = ends[g]
             pack_tile(codes, bits, dim, packed)
             at = codes_at + (t0 * heads + h) * row_bytes

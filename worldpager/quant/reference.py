@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from worldpager.quant.groups import group_ends, hadamard_blocks, signs
-from worldpager.quant.rotated import CLIPS, LEVELS
+from worldpager.quant.rotated import CARRY, CLIPS, LEVELS
 
 
 def hadamard(x: torch.Tensor) -> torch.Tensor:
@@ -110,18 +110,34 @@ def spread_means(mean: torch.Tensor, tokens: int, groups: int) -> torch.Tensor:
     return signs_of_head.view(len(mean), tokens, groups).transpose(0, 1)
 
 
-def encode_rotated(x: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Codes ``[tokens, heads, head_dim]`` and fp16 scales ``[tokens, heads, groups]`` of ``x``."""
-    groups = rotate(x).tensor_split(group_ends(x.shape[-1])[:-1].tolist(), dim=-1)
-    found = [search_group(group, bits) for group in groups]
-    return torch.cat([c for c, _ in found], -1), torch.stack([s for _, s in found], -1)
+def encode_rotated(
+    x: torch.Tensor, bits: int, frame_tokens: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Codes ``[tokens, heads, head_dim]`` and fp16 scales ``[tokens, heads, groups]`` of ``x``.
+
+    ``frame_tokens``: for values in frames of so many, each made up for its part of the error of the
+    one before.
+    """
+    found, lost = [], torch.zeros(())
+    for frame in torch.split(rotate(x), frame_tokens or len(x)):
+        wanted = torch.where((frame != 0).any(-1, keepdim=True), frame + CARRY * lost, frame)
+        groups = wanted.tensor_split(group_ends(x.shape[-1])[:-1].tolist(), dim=-1)
+        coded = [search_group(group, bits) for group in groups]
+        codes, scales = torch.cat([c for c, _ in coded], -1), torch.stack([s for _, s in coded], -1)
+        lost = wanted - _scaled(codes, scales, bits)
+        found.append((codes, scales))
+    return torch.cat([c for c, _ in found]), torch.cat([s for _, s in found])
 
 
 def decode_rotated(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
     """fp32 values from the output of :func:`encode_rotated`."""
+    return rotate_back(_scaled(codes, scales, bits))
+
+
+def _scaled(codes: torch.Tensor, scales: torch.Tensor, bits: int) -> torch.Tensor:
     half = torch.tensor(LEVELS[bits])
     levels = torch.cat([-half.flip(0), half])[codes.int()]
-    return rotate_back(levels * _spread(scales.float(), codes.shape[-1]))
+    return levels * _spread(scales.float(), codes.shape[-1])
 
 
 def encode_int8(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

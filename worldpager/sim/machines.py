@@ -106,6 +106,11 @@ class DiskProfile(_Strict):
         """Bytes per second of large durable writes."""
         return self.write_sequential.median
 
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Bytes per second of large reads and writes, as limits that make a faster disk like it."""
+        return round(self.read_bandwidth), round(self.write_bandwidth)
+
 
 class HostProfile(_Strict):
     """What the memory's own work costs the processor. ``encode_bandwidth``, ``decode_bandwidth``:

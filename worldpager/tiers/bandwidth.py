@@ -39,7 +39,7 @@ class TokenBucket:
         """``clock`` and ``sleep`` (seconds) are replaced in tests; the default sleep ends early on
         :meth:`close`. Raises :class:`ConfigError` unless ``rate`` is positive.
         """
-        if rate is not None and rate <= 0:
+        if rate is not None and not rate > 0:
             raise ConfigError(
                 f"a rate must be positive bytes per second, not {rate}; omit it for no limit"
             )

@@ -76,8 +76,20 @@ class DirectoryLock:
         fd, self._fd = self._fd, None
         if fd is not None:
             with suppress(OSError):
-                os.unlink(self._path)
+                if _names(self._path, fd):
+                    os.unlink(self._path)
             os.close(fd)
+
+    def check_place(self) -> None:
+        """Raise :class:`ForeignDirectoryError` where the folder is no longer the one that was
+        locked: moved, removed, or another's in its place.
+        """
+        if self._fd is None or not _names(self._path, self._fd):
+            raise ForeignDirectoryError(
+                errno.ESTALE,
+                f"{self._path.parent} was moved, removed or replaced while it was open; close this "
+                "store and open the folder where it is now",
+            )
 
     def forget(self) -> None:
         """In a forked child: drop the descriptor; the lock stays with the parent."""
@@ -176,7 +188,7 @@ def _names(path: Path, fd: int) -> bool:
     """Whether ``path`` still is the open file."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -10,6 +10,7 @@ error, not a signal.
 from __future__ import annotations
 
 import errno
+import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -170,8 +171,8 @@ class ChunkStore:
 
         Raises :class:`ForeignDirectoryError` or :class:`IdentityError` (format version).
         """
-        path = Path(path).resolve()
         with store_errors(f"look for a store at {path}"):
+            path = Path(os.path.realpath(path))  # which leaves a loop of links to be found below
             return layout.load_rollout(io or SystemIO(), path, rollout) is not None
 
     @property
@@ -197,7 +198,7 @@ class ChunkStore:
         only the last sync failed: the new one, of unknown durability), no temporary file is left,
         and nothing is counted that is not there.
         """
-        self._require_writable()
+        self.require_writable()
         if not 0 <= chunk < MAX_CHUNKS:
             raise ConfigError(f"a chunk id must be between 0 and {MAX_CHUNKS - 1}, not {chunk}")
         target = self._path(chunk, stream)
@@ -209,7 +210,7 @@ class ChunkStore:
                 temp = documents.temporary(target)
                 try:
                     self._files.write_new(temp, image)
-                    self._require_writable()  # a write that hung may come to life after close()
+                    self.require_writable()  # a write that hung may wake up after close()
                     self._io.rename(temp, target)
                 except BaseException:
                     self._discard(temp)
@@ -246,7 +247,7 @@ class ChunkStore:
 
         Raises :class:`StoreError` where the system refused; the chunk is then still there.
         """
-        self._require_writable()
+        self.require_writable()
         path = self._path(chunk, stream)
         with store_errors(f"delete chunk {chunk} at {path}"), self._claimed(stream, chunk):
             with suppress(FileNotFoundError):
@@ -257,9 +258,9 @@ class ChunkStore:
     def contents(self) -> list[StoredChunk]:
         """All chunks that are whole, by stream and id, read from their tails: one small read each.
 
-        The rest is in :attr:`damaged` afterwards: a file of the wrong size or kind, of another
-        identity or chunk, with a bad record or index, or unreadable. Raises nothing for those. Not
-        to be called while another thread writes or deletes: a file that changes looks damaged.
+        The rest is in :attr:`damaged` afterwards: of the wrong size, kind, identity or chunk, with
+        a bad record or index, or unreadable. Raises nothing for those. Not beside writes and
+        deletes: a file that changes looks damaged.
         """
         self._require_open()
         whole, self._damaged = self._examiner.by_tail(self._keys())
@@ -274,9 +275,8 @@ class ChunkStore:
             return self._examiner.annex(record, nbytes, stream) if record.annex_bytes else b""
 
     def verify(self) -> tuple[DamagedChunk, ...]:
-        """The chunks of which any byte is not what was written: reads and checks everything.
-
-        Not beside writes and deletes, as :meth:`contents`. Takes memory for one chunk.
+        """The chunks of which any byte is not what was written: reads and checks everything. Not
+        beside writes and deletes, as :meth:`contents`. Takes memory for one chunk.
         """
         self._require_open()
         return self._examiner.in_full(self._keys())
@@ -294,7 +294,7 @@ class ChunkStore:
         Raises :class:`ConfigError` for a name or type that cannot be used, :class:`StoreFullError`
         and :class:`StoreError`; each file is then the old or the new one.
         """
-        self._require_writable()
+        self.require_writable()
         with store_errors(f"write metadata to {self._root}"):
             beyond = self._metadata.growth(arrays) - self._space.promised
             if beyond > 0:
@@ -314,7 +314,7 @@ class ChunkStore:
         Raises :class:`StoreError` where something could not be removed or is not of a store; the
         rest is gone then.
         """
-        self._require_writable()
+        self.require_writable()
         with store_errors(f"delete the rollout at {self._root}"):
             try:
                 layout.remove_files(self._io, self._root)
@@ -396,13 +396,15 @@ class ChunkStore:
         if self._closed:
             raise ClosedError(f"the store of {self._root} was closed; open it again")
 
-    def _require_writable(self) -> None:
+    def require_writable(self) -> None:
+        """Raise :class:`ClosedError` or :class:`StoreError` where nothing may be written here."""
         self._require_open()
         if self._owned is None or not self._owned.held:
             raise ClosedError(
                 f"the store of {self._root} was opened to look only, or in the process that forked "
                 "this one; open it here to change it"
             )
+        self._owned.check_place()
 
 
 def _refuse_existing(io: IOBackend, path: Path, spec: StoreSpec) -> None:

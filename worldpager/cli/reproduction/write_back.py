@@ -77,7 +77,8 @@ def reproduce(lab: Lab) -> Reproduction:
     )
 
 
-def _case() -> Case:
+def background_case() -> Case:
+    """The published experiment: 256 chunks there and back on the published machine."""
     return Case(
         CHUNKS,
         _HOST.pool_bytes,
@@ -91,7 +92,7 @@ def _simulated(lab: Lab, name: str) -> Columns:
     """The product on a virtual clock; for the synchronous design the closed form, whose reads are
     those of the product on demand.
     """
-    case = _case()
+    case = background_case()
     if name == BACKGROUND:
         return lab.simulate(case)
     columns = lab.simulate(replace(case, prefetch=False))
@@ -103,7 +104,7 @@ def _simulated(lab: Lab, name: str) -> Columns:
 
 
 def _measured(lab: Lab, name: str) -> Columns:
-    case = _case()
+    case = background_case()
     if name == BACKGROUND:
         return lab.measure(case, name)
     lab.say(f"measuring {name}: {case.chunks} chunks")
