@@ -14,7 +14,10 @@ from worldpager.pager.states import diagram
 ROOT = Path(worldpager.__file__).parent
 DOCS = ROOT.parent / "docs"
 # from the top down; a part may import itself and what stands below it
-LAYERS = ["cli", "model_adapter", "sim", "prefetch", "pager", "tiers", "quant", "units", "errors"]
+LAYERS = [
+    "cli", "testing", "model_adapter", "sim", "prefetch", "pager", "tiers", "quant", "units",
+    "errors",
+]  # fmt: skip
 CORE = (
     "core", "eviction", "events", "pace", "policies", "room", "spill", "states", "stats", "stream",
     "table",

@@ -20,6 +20,10 @@ class BudgetError(ConfigError):
     """A memory or disk budget cannot be met; raised before anything is allocated."""
 
 
+class FrontendError(WorldPagerError, TypeError):
+    """An object is no frontend that is known, or does not behave as the one it looks like."""
+
+
 class CodecError(WorldPagerError, ValueError):
     """A tensor cannot be encoded or a payload cannot be decoded by the codec asked to."""
 

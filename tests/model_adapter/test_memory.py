@@ -39,8 +39,9 @@ def test_every_window_is_exact_through_all_tiers(tmp_path: Path, codec: str) -> 
 def test_nothing_waits_without_settling_and_stale_is_the_previous_window(tmp_path: Path) -> None:
     spec = reference_spec()
     frontend = SyntheticFrontend(
-        tmp_path / "s", spec, chunks_in_dram=11, read_limit=200_000, pressure="drop"
-    )
+        tmp_path / "s", spec, chunks_in_dram=11, read_limit=200_000, pressure="drop",
+        on_miss="stale",
+    )  # fmt: skip
     stale, previous = 0, ()
     with frontend.memory:
         for chunk in range(60):

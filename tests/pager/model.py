@@ -56,6 +56,8 @@ class File:
     nbytes: int
     content: Tokens
     damaged: bool = False
+    doubtful: bool = False  # renamed, but its folder was not synced
+    before: File | None = None  # of a doubtful one: what a power cut may bring back
 
 
 @dataclass(eq=False)
@@ -99,7 +101,7 @@ class Oracle:
 
     newest: dict[ChunkKey, int] = field(default_factory=dict)  # chunks that may be asked for
     committed: dict[ChunkKey, int] = field(default_factory=dict)  # the same, and lost ones
-    durable: dict[ChunkKey, int] = field(default_factory=dict)  # acknowledged by a flush
+    durable: dict[ChunkKey, int] = field(default_factory=dict)  # acknowledged, and not lost since
     flushing: dict[ChunkKey, int] | None = None
     failures: Counter[ChunkKey] = field(default_factory=Counter)  # reads, in a row
     failed_at: dict[ChunkKey, int] = field(default_factory=dict)  # tick of the last failed read

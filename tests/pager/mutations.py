@@ -165,13 +165,45 @@ def chunk_dropped_in_silence(patch: MonkeyPatch) -> None:
 
 
 @mutation
-def superseded_file_not_deleted(patch: MonkeyPatch) -> None:
-    patch.setattr(Spill, "delete", lambda spill, key, generation: None)
+def older_file_outlives_the_lost_chunk(patch: MonkeyPatch) -> None:
+    patch.setattr(Spill, "clear", lambda spill, key: None)
+
+
+@mutation
+def older_file_deleted_before_it_is_replaced(patch: MonkeyPatch) -> None:
+    def at_once(spill: Spill, key: Any, generation: int) -> None:
+        spill._busy.add(key)
+        spill._emit(ev.Delete(key, generation))
+
+    patch.setattr(Spill, "outdated", at_once)
+
+
+@mutation
+def failed_write_believed_to_have_left_no_file(patch: MonkeyPatch) -> None:
+    def forget(spill: Spill, _: None, event: ev.WriteFailed) -> None:
+        if event.key not in spill._busy:
+            spill._outdated.pop(event.key, None)
+
+    _after(patch, Spill, "write_failed", forget)
+
+
+@mutation
+def newer_write_begun_before_the_older_one_has_ended(patch: MonkeyPatch) -> None:
+    _after(patch, Spill, "_write", lambda spill, _, page: spill._busy.discard(page.key))
+
+
+@mutation
+def flush_forgets_a_chunk_written_again(patch: MonkeyPatch) -> None:
+    def forget(core: Core, _: None, old: Page, page: Page) -> None:
+        page.flushing = False
+        core._spill._check_flush()
+
+    _after(patch, Core, "_supersede", forget)
 
 
 @mutation
 def rewritten_while_the_old_file_is_being_deleted(patch: MonkeyPatch) -> None:
-    _after(patch, Spill, "delete", lambda spill, _, key, generation: spill._busy.discard(key))
+    _after(patch, Spill, "clear", lambda spill, _, key: spill._busy.discard(key))
 
 
 @mutation

@@ -134,48 +134,77 @@ def test_block_drops_only_once_writing_has_failed_repeatedly() -> None:
 # ---- writing the same chunk again ----------------------------------------------------------------
 
 
-def test_the_old_file_is_deleted_before_the_new_one_is_written() -> None:
+def test_the_old_file_stays_until_the_new_one_replaces_it() -> None:
     bench = Bench(4)
     bench.commit(0)
     bench.flush()
     bench.commit(0)
-    assert bench.under_way == [ev.Delete(key(0), 1)]
-    bench.send(ev.Flush())
-    assert not bench.writing
-    bench.done()
-    assert bench.writing == [0]
-
-
-def test_a_generation_superseded_while_it_is_written_is_deleted_afterwards() -> None:
-    bench = Bench(4)
-    bench.commit(0)
-    bench.send(ev.Flush())
-    bench.commit(0)
-    assert bench.core.table.stored_chunks == 0
-    bench.done()
-    assert bench.got(ev.Delete) == [ev.Delete(key(0), 1)]
-    assert bench.core.table.stored_chunks == 0
-
-
-def test_a_file_that_resists_deletion_is_deleted_later_unless_a_write_replaced_it() -> None:
-    bench = Bench(4)
-    bench.commit(0, 1)
+    assert not bench.under_way
+    assert bench.core.table.stored_chunks == 0, "what is current is not on NVMe"
     bench.flush()
-    bench.commit(0, 1)
-    bench.fail()
-    bench.fail()
+    bench.ticks(LONGEST_BACKOFF)
+    assert not bench.under_way
+    assert bench.core.stats.deletes == 0
+
+
+def test_a_generation_superseded_while_it_is_written_is_replaced_afterwards() -> None:
+    bench = Bench(4)
+    bench.commit(0)
     bench.send(ev.Flush())
+    bench.commit(0)
+    assert bench.under_way == [ev.Write(key(0), 1, 0, PAGE)], "one write of a name at a time"
     bench.done()
+    assert bench.core.table.stored_chunks == 0
+    assert bench.under_way == [ev.Write(key(0), 2, PAGE, PAGE)]
     bench.done()
+    assert bench.core.stats.deletes == 0
+
+
+def test_a_flush_under_way_covers_what_is_committed_in_place_of_what_it_waits_for() -> None:
+    bench = Bench(4, write_slots=1)
+    bench.commit(0)
+    bench.send(ev.Flush())
+    bench.commit(0)
+    bench.done()
+    assert not bench.got(ev.Flushed), "only an older generation is on NVMe, and that is no more"
+    bench.done()
+    assert bench.got(ev.Flushed) == [ev.Flushed(())]
+
+
+@pytest.mark.parametrize("failed", [0, 1])
+def test_an_outdated_file_goes_with_the_generation_that_would_have_replaced_it(
+    failed: int,
+) -> None:
+    bench = Bench(2, pressure="drop")
+    bench.commit(0)
+    bench.flush()
+    bench.commit(0)
+    bench.commit(1)
+    for _ in range(failed):  # its file may be there, or still the older one
+        bench.send(ev.Flush())
+        bench.fail()
     bench.commit(2)
-    bench.flush()
-    bench.ticks(LONGEST_BACKOFF)
-    assert not bench.under_way  # both were replaced
-
-    bench.commit(0)
+    assert bench.state(0) is State.ABSENT
+    assert bench.under_way == [ev.Delete(key(0), 1 + failed)]
     bench.fail()
     bench.ticks(LONGEST_BACKOFF)
-    assert bench.under_way == [ev.Delete(key(0), 3)]
+    assert ev.Delete(key(0), 1 + failed) in bench.under_way, "until it is gone"
+
+
+def test_a_file_that_resists_its_removal_is_left_to_a_newer_generation() -> None:
+    bench = Bench(2, pressure="drop")
+    bench.commit(0)
+    bench.flush()
+    bench.commit(0, 1)
+    bench.commit(2)
+    assert bench.under_way == [ev.Delete(key(0), 1)]
+    bench.fail()
+    bench.commit(0)
+    bench.ticks(LONGEST_BACKOFF)
+    assert not bench.under_way
+    bench.flush()
+    bench.ticks(LONGEST_BACKOFF)
+    assert not bench.under_way
 
 
 def test_a_late_read_of_an_older_generation_is_not_served() -> None:
@@ -183,9 +212,6 @@ def test_a_late_read_of_an_older_generation_is_not_served() -> None:
     bench.send(ev.Ahead(0, (0,)))
     assert bench.reading == [0]
     bench.commit(0)
-    read, delete = bench.under_way
-    assert delete == ev.Delete(key(0), 1)
-    bench.under_way = [read]
     bench.done()
     served = bench.boundary(0)
     assert served is not None
@@ -218,7 +244,9 @@ def test_a_lost_chunk_written_again_replaces_the_file_that_could_not_be_read() -
     bench.fail(damaged=True)
     assert bench.got(ev.Lost) == [ev.Lost(key(0), "I/O error")]
     bench.commit(0)
-    assert bench.got(ev.Delete) == [ev.Delete(key(0), 1)]
+    assert not bench.got(ev.Delete)
+    bench.flush()
+    assert bench.state(0) is State.CLEAN
 
 
 # ---- write-back ----------------------------------------------------------------------------------

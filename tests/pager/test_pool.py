@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections.abc import Iterator
 
 import psutil
 import pytest
@@ -174,8 +175,9 @@ def test_pinning_that_was_asked_for_and_failed_shows() -> None:
 
 
 @pytest.fixture(scope="module")
-def shared() -> MemoryPool:
-    return MemoryPool(64 * PAGE)
+def shared() -> Iterator[MemoryPool]:
+    with MemoryPool(64 * PAGE) as pool:
+        yield pool
 
 
 @settings(max_examples=60)

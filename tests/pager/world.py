@@ -10,8 +10,8 @@ The driver's contract, kept here and to be kept by every driver:
 * Every ``Read``, ``Write`` and ``Delete`` is answered exactly once, in any order, however late.
 * Every ``Granted`` is followed by one ``Commit`` or ``Abandon``; a stream reserves one chunk at a
   time, so commits of one chunk come in the order of their reservations.
-* A read is checked against key and generation before ``ReadDone``; a failed write or delete has
-  left the older file as it was.
+* A read is checked against key and generation before ``ReadDone``; a failed delete has left the
+  file as it was, and a failed write too, or has replaced it.
 * Whoever was answered ``Backpressure`` or ``AwaitReads`` asks again after ``Progress`` or ``Tick``.
 * Ticks keep coming as long as anybody waits.
 * ``Adopt`` is sent once for a file found at the start, before anything else about its chunk.
@@ -125,22 +125,29 @@ class World:
             allowed = self.setup.pressure == "drop" or event.insist or self.oracle.write_failures
             self._must(bool(allowed), "dropped without need", action)
             stored = file is not None and file.generation == self.oracle.newest[key]
-            self._must(not stored, "dropped a stored chunk", action)
+            self._must(not stored or file.doubtful, "dropped a stored chunk", action)
         else:
             hopeless = file is None or file.damaged or self.oracle.failures[key] >= READ_ATTEMPTS
             self._must(hopeless, "gave up a good chunk", action)
         del self.oracle.newest[key]
+        for known in (self.oracle.durable, self.oracle.flushing or {}):
+            known.pop(key, None)
 
     def _flushed(self, failed: tuple[ChunkKey, ...]) -> None:
         covered = self.oracle.flushing
         self._must(covered is not None, "flushed unasked", failed)
         for key, generation in (covered or {}).items():
-            if self.oracle.newest.get(key) == generation and key not in failed:
-                file = self.disk.get(key)
-                on_disk = file is not None and file.generation == generation
-                self._must(on_disk, "flushed but not durable", key)
+            if self.oracle.newest.get(key, 0) >= generation and key not in failed:
                 self.oracle.durable[key] = generation
+                self._is_durable(key, "flushed but not durable")
         self.oracle.flushing = None
+
+    def _is_durable(self, key: ChunkKey, promise: str) -> None:
+        """What was acknowledged, or a newer generation, is on the disk for good."""
+        file = self.disk.get(key)
+        while file is not None and file.doubtful:
+            file = file.before
+        self._must(file is not None and file.generation >= self.oracle.durable[key], promise, key)
 
     # ---- what the model threads do ---------------------------------------------------------------
 
@@ -242,11 +249,16 @@ class World:
 
     def _do_write(self, action: ev.Write, luck: float) -> Event:
         key, generation = action.key, action.generation
-        if self.faults.full or luck < self.faults.write:
-            self.oracle.write_failures += 1
-            return ev.WriteFailed(key, generation, "no space" if self.faults.full else "I/O error")
         content = self._get(action.offset, action.nbytes)
         self._must(content == tokens(key, generation, action.nbytes), "wrote wrong bytes", action)
+        before = self.disk.get(key)
+        newer = before is not None and before.generation > generation
+        self._must(not newer, "wrote over a newer file", action)
+        if self.faults.full or luck < self.faults.write:
+            self.oracle.write_failures += 1
+            if not self.faults.full and luck < self.faults.write / 3:  # at the very last step
+                self.disk[key] = File(generation, action.nbytes, content, False, True, before)
+            return ev.WriteFailed(key, generation, "no space" if self.faults.full else "I/O error")
         self.disk[key] = File(generation, action.nbytes, content)
         return ev.WriteDone(key, generation)
 
@@ -258,6 +270,8 @@ class World:
         self._must(not newer, "deleted a newer file", action)
         live = file is not None and self.oracle.newest.get(action.key) == file.generation
         self._must(not live, "deleted a current file", action)
+        acknowledged = action.key in self.oracle.durable
+        self._must(not acknowledged, "deleted what a flush acknowledged", action)
         return ev.DeleteDone(action.key, action.generation)
 
     def report(self, transfer: Transfer) -> None:
@@ -283,12 +297,21 @@ class World:
         for transfer in self.transfers:
             if transfer.answer is None and random.random() < 0.5:
                 self.take_effect(transfer, random.random())
-        for key, generation in self.oracle.durable.items():
-            if self.oracle.newest.get(key) == generation:
-                file = self.disk.get(key)
-                on_disk = file is not None and file.generation == generation
-                self._must(on_disk, "flushed chunk gone after a crash", key)
+        for key in self.oracle.durable:
+            self._is_durable(key, "flushed chunk gone after a crash")
+        self._power_cut(random)
         self._boot()
+
+    def _power_cut(self, random: Random) -> None:
+        """Of each rename that was not made durable, it is anybody's guess whether it happened."""
+        for key, file in list(self.disk.items()):
+            while file is not None and file.doubtful and random.random() < 0.5:
+                file = file.before
+            if file is None:
+                del self.disk[key]
+            else:
+                file.doubtful = False  # what the new process finds, it finds again
+                self.disk[key] = file
 
     # ---- checks ----------------------------------------------------------------------------------
 

@@ -8,6 +8,10 @@ from hypothesis import strategies as st
 
 from worldpager.errors import ConfigError
 from worldpager.prefetch.fallback import fallback_names, get_fallback
+from worldpager.prefetch.paths import make_path
+from worldpager.prefetch.poses import place_of
+from worldpager.prefetch.retrieval import CameraDistance, Query
+from worldpager.prefetch.retriever import Retriever
 
 RANKING = (5, 9, 2, 7, 1, 3)
 
@@ -73,6 +77,29 @@ def test_only_resident_chunks_in_time_order_never_too_many(name, data):
 
 
 def test_names():
-    assert fallback_names() == ["stale", "nearest", "wait"]
-    with pytest.raises(ConfigError, match=r"'hope'.*stale, nearest, wait"):
+    assert fallback_names() == ["nearest", "stale", "wait"]
+    with pytest.raises(ConfigError, match=r"'hope'.*nearest, stale, wait"):
         get_fallback("hope")
+
+
+def test_further_candidates_are_ranked_only_for_a_window_that_lacks_something():
+    policy, asked = CameraDistance(), []
+
+    class Counting:
+        name, needs_poses = policy.name, True
+
+        def rank(self, index, query, candidates, count=None, resident=()):
+            asked.append(count)
+            return policy.rank(index, query, candidates, count, resident)
+
+    retriever = Retriever(Counting(), k=2, sink=1, recent=1)
+    poses = make_path("loop", 20, 3)
+    for chunk in range(12):
+        retriever.note(chunk, place_of(poses[chunk]))
+    wanted, ranking = retriever.choose(12, poses[12])
+    assert asked == [2] and ranking.first == ranking[:2]
+    in_order = policy.rank(retriever.index, Query(place_of(poses[12])), range(1, 11)).ids
+    assert list(ranking) == in_order.tolist() and len(ranking) == 10
+    assert asked == [2, None], "once for all who ask"
+    choice = get_fallback("nearest").choose(wanted, ranking, {3, 4, 5}.__contains__, ())
+    assert choice.chunks == tuple(sorted([c for c in in_order.tolist() if c in (3, 4, 5)][:2]))

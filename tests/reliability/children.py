@@ -59,6 +59,13 @@ class Forked:
         return bool(heard)
 
 
+def moment(seconds: float) -> None:
+    """Let so much time pass: the moment is what is random here, and sleeping is too coarse."""
+    after = time.monotonic() + seconds
+    while time.monotonic() < after:
+        pass
+
+
 def _run(job: Callable[[Say], object], write: int) -> NoReturn:
     try:
         torch.set_num_threads(1)

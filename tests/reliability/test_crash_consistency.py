@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.reliability.faults import FailingIO
 from tests.reliability.recorder import Disk, RecordingIO, crashes
 from tests.reliability.world import World, reference_spec
 from worldpager.errors import StoreError
+from worldpager.pager.session import StreamFiles
 from worldpager.tiers.directio import aligned_bytes
-from worldpager.tiers.io_backend import SystemIO
+from worldpager.tiers.io_backend import Bytes, SystemIO
 from worldpager.tiers.layout import rollout_names
 from worldpager.tiers.recovery import chunk_of
 from worldpager.tiers.store import ChunkStore
@@ -28,20 +31,25 @@ class Record:
     """A run's operations, what was acknowledged when, and every image ever complete."""
 
     def __init__(self, root: Path, chunks: int, flush_every: int) -> None:
+        """Two rollouts; the second goes back once to write its middle again."""
         self.root, self.io = root, RecordingIO()
-        self.acknowledged: list[tuple[int, set[Key]]] = []
+        self.acknowledged: list[tuple[int, dict[Key, int]]] = []
         world = World(root, spec=TINY, dram=8, io=self.io, chunks=400)
-        known: set[Key] = set()
+        known: dict[Key, int] = {}
         with world.memory:
-            for rollout in ("rollout-0", "rollout-1"):
+            for rollout, back in (("rollout-0", 0), ("rollout-1", chunks // 2)):
                 for cache in world.layers:
                     cache["local_end_index"].zero_()
-                for chunk in range(chunks):
-                    world.step(chunk, check=False)
-                    if chunk and chunk % flush_every == 0:
+                ids = [*range(chunks), *range(max(1, chunks - back), chunks)]
+                for count, chunk in enumerate(ids):
+                    world.step(chunk, check=False, version=int(count >= chunks))
+                    if count and count % flush_every == 0:
                         world.memory.flush()
-                        known |= {(rollout, c) for c in range(chunk)}
-                        self.acknowledged.append((self.io.now, set(known)))
+                        pages = world.memory._session.pager.core.table.pages.values()
+                        stream = world.memory._session.rollout.stream
+                        known |= {(rollout, page.key.chunk): page.generation
+                                  for page in pages if page.key.stream == stream}  # fmt: skip
+                        self.acknowledged.append((self.io.now, dict(known)))
         self.images: dict[Key, set[bytes]] = {}
         data: dict[int, bytes] = {}
         for op in self.io.ops:
@@ -58,14 +66,14 @@ class Record:
 
 
 def look(record: Record, disk: Disk, upto: int, where: Path) -> int:
-    """Open what the crash left: exact or absent, and what was acknowledged is there."""
+    """Open what the crash left: exact or absent, and what was acknowledged is there, or newer."""
     shutil.rmtree(where, ignore_errors=True)
     where.mkdir()
     disk.lay_out(record.root, where)
-    found: set[Key] = set()
+    found: dict[Key, int] = {}
     for rollout in rollout_names(SystemIO(), where):
         spec = ChunkStore.inspect(where, rollout)
-        store = ChunkStore.open(where, spec.spec)
+        store = ChunkStore.open(where, spec.spec, io=FailingIO())  # which needs no sync here
         spec.close()
         damaged = {d.chunk for d in store.verify()}
         for chunk in store.contents():
@@ -74,12 +82,13 @@ def look(record: Record, disk: Disk, upto: int, where: Path) -> int:
             out = aligned_bytes(chunk.nbytes)
             store.read(chunk.chunk, out)
             assert out.tobytes() in record.images[rollout, chunk.chunk]
-            found.add((rollout, chunk.chunk))
+            found[rollout, chunk.chunk] = chunk.record.generation
         store.close()
         assert not list(where.joinpath(rollout).rglob("*.tmp"))
     for at, chunks in record.acknowledged:
         if at <= upto:
-            assert chunks <= found, f"acknowledged, but gone: {sorted(chunks - found)}"
+            gone = [key for key, generation in chunks.items() if found.get(key, 0) < generation]
+            assert not gone, f"acknowledged, but gone: {gone}"
     return len(found)
 
 
@@ -113,16 +122,34 @@ def test_a_crash_while_the_store_is_made_leaves_nothing_in_the_way(tmp_path: Pat
         shutil.rmtree(where, ignore_errors=True)
         where.mkdir()
         disk.lay_out(record.root, where)
-        world = World(where, spec=TINY, dram=8)
+        world = World(where, spec=TINY, dram=8, io=FailingIO())
         with world.memory:
             world.run(range(3))
         assert world.memory.status().ok, (upto, what)
 
 
-@pytest.mark.parametrize("call", ["sync", "sync_folder"])
-def test_the_check_can_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
-    """Without this sync, a crash is found that breaks the promise."""
-    monkeypatch.setattr(RecordingIO, call, lambda self, target: None)
+def _no_sync(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RecordingIO, "sync", lambda self, target: None)
+
+
+def _no_sync_of_the_folder(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RecordingIO, "sync_folder", lambda self, target: None)
+
+
+def _older_file_removed_first(patch: pytest.MonkeyPatch) -> None:
+    def write(files: StreamFiles, chunk: int, image: Bytes) -> None:
+        files.delete(chunk)
+        files._store.write(chunk, image)
+
+    patch.setattr(StreamFiles, "write", write)
+
+
+@pytest.mark.parametrize("defect", [_no_sync, _no_sync_of_the_folder, _older_file_removed_first])
+def test_the_check_can_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, defect: Callable[[pytest.MonkeyPatch], None]
+) -> None:
+    """With this defect, a crash is found that breaks the promise."""
+    defect(monkeypatch)
     record = Record(tmp_path / "run", 8, 3)
     with pytest.raises((AssertionError, StoreError)):
         for upto, _, disk in crashes(record.io.ops, 1, 5):

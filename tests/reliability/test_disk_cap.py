@@ -11,8 +11,10 @@ import pytest
 from tests.reliability.faults import FailingIO
 from tests.reliability.world import World, chunk_bytes, folder_bytes, reference_spec
 from worldpager.errors import BackgroundError, StoreFullError
+from worldpager.model_adapter import record
 from worldpager.pager.session import publish_chunks
-from worldpager.tiers.io_backend import Bytes
+from worldpager.tiers import documents
+from worldpager.tiers.io_backend import Bytes, SystemIO
 
 BYTES = chunk_bytes(reference_spec())
 BLOCK = 4096
@@ -62,6 +64,33 @@ def test_never_a_byte_beyond_the_cap(tmp_path: Path, rollouts: int) -> None:
     io = full_world(tmp_path / "s", cap, rollouts)
     assert 60 * BYTES < io.most <= cap
     assert folder_bytes(tmp_path / "s") <= cap
+
+
+def test_the_record_of_the_run_counts_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However much there is to tell, it fits the room kept for it, old and new side by side."""
+    cap, most, sizes = 70 * BYTES, 0, set()
+    replace = record._replace
+
+    def measured(path: Path, content: bytes) -> None:
+        nonlocal most
+        with suppress(FileNotFoundError):  # a temporary file that is gone by now
+            most = max(most, folder_bytes(tmp_path / "s") + len(content))
+        sizes.add(len(content))
+        replace(path, content)
+
+    monkeypatch.setattr(record, "_replace", measured)
+    monkeypatch.setattr(record, "RECORD_SECONDS", 0.0)
+    world = World(tmp_path / "s", dram=12, disk=cap, io=Watched(tmp_path / "s"), chunks=120)
+    with suppress(BackgroundError), world.memory as memory:
+        for chunk in range(100):
+            world.step(chunk, check=False)
+            if chunk > 40:  # more reasons than there ever are
+                memory.rejected[f"reason {chunk}, at some length"] += 1
+    assert world.memory.status().lost.get("no space", 0) > 0, "the cap must have been met"
+    assert 60 * BYTES < most <= cap
+    assert min(sizes) > 250 and max(sizes) <= documents.STATUS_BYTES
+    said = record.read_record(SystemIO(), tmp_path / "s" / "rollout-0" / "kv")
+    assert said is not None and said.problems, "what was cut is not what went wrong"
 
 
 def test_a_full_directory_opens_again_and_its_metadata_was_written(tmp_path: Path) -> None:

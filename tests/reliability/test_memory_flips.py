@@ -54,7 +54,7 @@ def test_before_it_is_written_it_is_found_when_read(tmp_path: Path, place: str) 
     code, damaged = verify(tmp_path / "s")
     assert code == 1 and set(damaged) == {"rollout-0/kv/3"}
     again = World(tmp_path / "s", dram=12)
-    again.positions = world.positions
+    again.remember(world)
     with again.memory:
         assert not again.load_patiently(3)
         assert all(again.load_patiently(chunk) for chunk in (1, 2, 4, 5))

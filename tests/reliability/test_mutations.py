@@ -58,7 +58,7 @@ def damage(directory: Path) -> None:
         path.write_bytes(data)
     chunk_file(directory, 12).write_bytes(chunk_file(directory, 20).read_bytes())
     again = World(directory, dram=20)
-    again.positions = world.positions
+    again.remember(world)
     with again.memory:
         came = {chunk for chunk in range(39) if again.load_patiently(chunk)}
         assert came == set(range(39)) - {9, 10, 12}
@@ -87,7 +87,7 @@ def full(directory: Path) -> None:
     with pytest.raises(BackgroundError):
         world.memory.close()
     again = World(directory, dram=20)
-    again.positions = world.positions
+    again.remember(world)
     with again.memory:
         assert all(again.load_patiently(chunk) for chunk in again.present())
 

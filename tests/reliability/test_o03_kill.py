@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.reliability.children import Forked, Say
+from tests.reliability.children import Forked, Say, moment
 from tests.reliability.world import (
     World,
     chunk_bytes,
@@ -77,13 +77,6 @@ def kill_and_look(directory: Path, seed: int) -> int:
     return len(present)
 
 
-def moment(seconds: float) -> None:
-    """Let so much time pass: the moment is what is random here, and sleeping is too coarse."""
-    after = time.monotonic() + seconds
-    while time.monotonic() < after:
-        pass
-
-
 def run_kills(directory: Path, seeds: range) -> None:
     for chunk, layer in itertools.product(range(WARM), range(reference_spec().layers)):
         made(reference_spec(), "session", chunk, layer)  # once for all children
@@ -126,7 +119,7 @@ def test_killed_while_it_reopens(tmp_path: Path) -> None:
         moment(rng.uniform(0, 0.15))
         child.kill()
         again = World(tmp_path / "s", dram=100)
-        again.positions = world.positions
+        again.remember(world)
         with again.memory:
             assert again.present() == set(range(59))
             assert all(again.load_patiently(chunk) for chunk in (0, 17, 58))

@@ -82,7 +82,7 @@ def check_warnings(records: list[logging.LogRecord]) -> None:
 
 def check_reopened(directory: Path, world: World) -> None:
     again = World(directory, dram=500)
-    again.positions = world.positions
+    again.remember(world)
     with again.memory:
         assert again.memory.status().ok, "no short or empty file counts as present"
         present = again.present()

@@ -40,7 +40,7 @@ def predict(
         ),
     ] = None,
     eviction: Annotated[str, typer.Option(help="redundant, furthest or lru.")] = "redundant",
-    on_miss: Annotated[str, typer.Option(help="stale, nearest or wait.")] = "stale",
+    on_miss: Annotated[str, typer.Option(help="nearest, stale or wait.")] = "nearest",
     read_limit: Annotated[
         int | None,
         typer.Option(parser=rate, metavar="RATE", help="Cap on reads from NVMe, e.g. 0.25GB/s."),

@@ -23,7 +23,7 @@ def replay(
     codec: Annotated[str | None, typer.Option(help="Another codec.")] = None,
     retrieve: Annotated[int | None, typer.Option(help="Another number of chunks.")] = None,
     eviction: Annotated[str | None, typer.Option(help="redundant, furthest or lru.")] = None,
-    on_miss: Annotated[str | None, typer.Option(help="stale, nearest or wait.")] = None,
+    on_miss: Annotated[str | None, typer.Option(help="nearest, stale or wait.")] = None,
     read_limit: Annotated[
         int | None, typer.Option(parser=rate, metavar="RATE", help="Another cap on reads.")
     ] = None,

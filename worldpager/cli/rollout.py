@@ -29,8 +29,8 @@ _MOST_MINUTES = 1e6
 class OnMiss(StrEnum):
     """What a window gets when what it wants is not resident."""
 
-    STALE = "stale"
     NEAREST = "nearest"
+    STALE = "stale"
     WAIT = "wait"
 
 
@@ -111,7 +111,7 @@ def rollout(
     ] = None,
     on_miss: Annotated[
         OnMiss, typer.Option(help="What a window gets that cannot have what it wants in time.")
-    ] = OnMiss.STALE,
+    ] = OnMiss.NEAREST,
     attention: Annotated[
         Attention,
         typer.Option(

@@ -72,9 +72,9 @@ class _Health:
 
     @property
     def record(self) -> Record | None:
-        """What the newest run said last."""
+        """What the run that lives said last, or the newest one; clocks may have been set back."""
         records = [r.record for r in self.rollouts if r.record]
-        return max(records, key=lambda record: record.recorded, default=None)
+        return max(records, key=lambda r: (r.owner.may_live(), r.recorded), default=None)
 
     def as_dict(self) -> dict[str, Any]:
         record = self.record

@@ -32,7 +32,7 @@ class MemoryConfig:
     codec: str = "int4"
     retrieval: str = "camera"
     eviction: str = "redundant"
-    on_miss: str = "stale"
+    on_miss: str = "nearest"
     positions: str = "moving"
     pruning: str = "none"
     page_frames: int | None = None

@@ -42,7 +42,7 @@ class RolloutConfig:
     retrieve: int = 3
     retrieval: str = "camera"
     eviction: str = "redundant"
-    on_miss: str = "stale"
+    on_miss: str = "nearest"
     read_limit: int | None = None
     write_limit: int | None = None
     chunk_time: float | None = None

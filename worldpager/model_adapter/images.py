@@ -192,7 +192,7 @@ def acquire(
     spec: KVSpec,
     step: int,
     wanted: tuple[int, ...],
-    ranking: tuple[int, ...],
+    ranking: Sequence[int],
     told: set[str],
 ) -> tuple[Window, list[StoredImage]]:
     """A pinned window and its images, all checked; a chunk whose bytes changed in memory is a miss.

@@ -8,7 +8,6 @@ encode, one choice and one decode per retrieved chunk; all else happens on other
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections import Counter
@@ -16,7 +15,8 @@ from dataclasses import replace
 
 import numpy.typing as npt
 
-from worldpager.errors import ConfigError, NonFiniteError, WorldPagerError
+from worldpager.errors import ConfigError, NonFiniteError
+from worldpager.model_adapter.bookmark import Bookmark
 from worldpager.model_adapter.config import SINK_CODEC, BoundaryReport, MemoryConfig
 from worldpager.model_adapter.frontend import ChunkStep, FrontendCache, KVSpec, PagedCache, Poses
 from worldpager.model_adapter.images import (
@@ -27,7 +27,13 @@ from worldpager.model_adapter.images import (
     paged_window,
     warm_up,
 )
-from worldpager.model_adapter.opening import latest_rollout, pool_bytes, rollout_name, store_spec
+from worldpager.model_adapter.opening import (
+    close_dropped,
+    latest_rollout,
+    pool_bytes,
+    rollout_name,
+    store_spec,
+)
 from worldpager.model_adapter.pruning import ChunkPruning
 from worldpager.model_adapter.recollection import Recollection
 from worldpager.model_adapter.record import Recorder
@@ -78,9 +84,7 @@ class WorldMemory:
         self._codec = get_codec(config.codec)
         for codec in (self._codec, get_codec(SINK_CODEC)):
             warm_up(codec, spec)
-        self._recollection = Recollection(
-            config.retrieval, spec, self._unit, rank_all=config.on_miss == "nearest"
-        )
+        self._recollection = Recollection(config.retrieval, spec, self._unit)
         self._positions = positions(config.positions, spec)
         self._pruning = ChunkPruning(config.pruning, spec, self._unit)
         self._told: set[str] = set()  # reasons of loss that were warned about
@@ -123,7 +127,7 @@ class WorldMemory:
         except BaseException:
             self._session.close()
             raise
-        weakref.finalize(self, _close_dropped, self._prefetcher, self._session).atexit = False
+        weakref.finalize(self, close_dropped, self._prefetcher, self._session).atexit = False
 
     def boundary(self, step: ChunkStep, cache: FrontendCache) -> tuple[int, ...]:
         """Do a chunk's memory work, before its first forward; the retrieved ids in time order.
@@ -151,11 +155,11 @@ class WorldMemory:
             step = self._recollection.walked(step)
             self._take(step, cache, report)
         self._recollection.turn_page()
-        images, ranking = self._choose(step, report)
+        images, best = self._choose(step, report)
         if rise:
             cache.rebase(rise)
             self._base += rise
-        self._fill(step, cache, images, ranking, report)
+        self._fill(step, cache, images, best, report)
         self._before = self._step.poses if self._step else None
         self._prefetch(step, self._before)
         self._step = step
@@ -180,6 +184,40 @@ class WorldMemory:
         if self._step is not None:
             self._prefetch(self._step, self._before)
         return epoch
+
+    def bookmark(self, *, begun: bool = False) -> Bookmark:
+        """Where the rollout stands after the chunk generated last; where ``begun``, the one that
+        the last boundary began does not count as generated. Raises :class:`ConfigError` where no
+        chunk was.
+        """
+        step = self._step
+        if step is None or step.chunk < begun:
+            raise ConfigError("no chunk was generated yet, so there is nothing to go on from")
+        return Bookmark(
+            rollout=self._rollouts,
+            chunk=step.chunk - begun,
+            start_frame=step.start_frame - begun * self.spec.frames_per_chunk,
+            base=self._base,
+            poses=self._before if begun else step.poses,
+            **self._recollection.standing(begun=begun),
+        )
+
+    def go_on(self, bookmark: Bookmark) -> None:
+        """The next boundary is that of the chunk after ``bookmark``, which the cache ends with.
+
+        What was stored of the rollout after it is overwritten as the rollout goes on. Raises
+        :class:`ConfigError` where the store's newest rollout is another.
+        """
+        if bookmark.rollout != self._rollouts:
+            raise ConfigError(
+                f"the bookmark is of rollout {bookmark.rollout}, but the newest in the store is "
+                f"{self._rollouts}; rollouts before the newest cannot go on"
+            )
+        self._base, self._before = bookmark.base, None
+        self._step = ChunkStep(
+            bookmark.chunk, bookmark.start_frame, bookmark.chunk - 1, poses=bookmark.poses
+        )
+        self._recollection.stand(bookmark)
 
     @property
     def wants_query(self) -> bool:
@@ -324,7 +362,7 @@ class WorldMemory:
     def _choose(
         self, step: ChunkStep, report: BoundaryReport
     ) -> tuple[list[StoredImage], tuple[int, ...]]:
-        """Pick the chunks for this window and pin them; also the candidates, best first."""
+        """Pick the chunks for this window and pin them; also those it wanted, best first."""
         pager, stream = self._session.pager, self._session.rollout.stream
         pager.tick()
         for chunk, reason in pager.take_lost(stream):
@@ -343,18 +381,18 @@ class WorldMemory:
         report.retrieved = tuple(c.chunk for c in window.chunks)
         report.hits = Counter(c.source for c in window.chunks)
         report.hits["empty"] = max(0, len(wanted) - len(window.chunks))
-        return images, ranking
+        return images, ranking.first
 
     def _fill(
         self,
         step: ChunkStep,
         cache: FrontendCache,
         images: list[StoredImage],
-        ranking: tuple[int, ...],
+        best: tuple[int, ...],
         report: BoundaryReport,
     ) -> None:
         """Lay the window out and decode the retrieved chunks into it."""
-        pieces = [piece_of(image.record, ranking) for image in images]
+        pieces = [piece_of(image.record, best) for image in images]
         placed = self._positions.place(step.start_frame, self._base, pieces)
         tokens = [image.tokens for image in images]
         report.active_tokens, report.dense_tokens = self._pruning.account(step, tokens)
@@ -374,19 +412,3 @@ class WorldMemory:
         pager, stream = self._session.pager, self._session.rollout.stream
         plan = self._recollection.plan(step, previous)
         self._prefetcher.submit(lambda: pager.ahead(stream, plan()))
-
-
-def _close_dropped(prefetcher: Prefetcher, session: Session) -> None:
-    """A memory was dropped without ``close``: close it, on a thread that may wait for locks."""
-    if session.pager.closed:
-        return
-
-    def close() -> None:
-        prefetcher.close()
-        try:
-            session.close()
-        except WorldPagerError as error:
-            log.warning("closing a memory that was dropped without close() failed: %s", error)
-
-    log.warning("a memory was dropped without close(); it is closed in the background")
-    threading.Thread(target=close, name="worldpager-close", daemon=True).start()

@@ -1,12 +1,18 @@
-"""What a memory must know before it opens: its pool's size, its rollout, its identity on disk."""
+"""What a memory must know before it opens, its pool's size, its rollout, its identity on disk; and
+closing one that nobody closed.
+"""
 
 from __future__ import annotations
 
+import logging
+import threading
 from dataclasses import replace
 from pathlib import Path
 
-from worldpager.errors import BudgetError, ConfigError
+from worldpager.errors import BudgetError, ConfigError, WorldPagerError
 from worldpager.model_adapter.frontend import KVSpec
+from worldpager.pager.session import Session
+from worldpager.prefetch.prefetcher import Prefetcher
 from worldpager.quant.codec import Codec
 from worldpager.quant.shard import ShardLayout
 from worldpager.tiers.budget import default_dram_budget
@@ -14,6 +20,8 @@ from worldpager.tiers.io_backend import IOBackend
 from worldpager.tiers.spec import StoreSpec
 from worldpager.tiers.store import ChunkStore
 from worldpager.units import format_size
+
+log = logging.getLogger("worldpager")
 
 
 def pool_bytes(
@@ -80,3 +88,19 @@ def store_spec(spec: KVSpec, session: str, rollout: int, codec: Codec, positions
         codecs=(codec.name,),
         positions=positions if spec.rope is None else repr(spec.rope),
     )
+
+
+def close_dropped(prefetcher: Prefetcher, session: Session) -> None:
+    """A memory was dropped without ``close``: close it, on a thread that may wait for locks."""
+    if session.pager.closed:
+        return
+
+    def close() -> None:
+        prefetcher.close()
+        try:
+            session.close()
+        except WorldPagerError as error:
+            log.warning("closing a memory that was dropped without close() failed: %s", error)
+
+    log.warning("a memory was dropped without close(); it is closed in the background")
+    threading.Thread(target=close, name="worldpager-close", daemon=True).start()

@@ -9,12 +9,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from worldpager.errors import ConfigError, DamagedBlockError, StoreError
+from worldpager.model_adapter.bookmark import Bookmark
 from worldpager.model_adapter.frontend import ChunkStep, KVSpec
 from worldpager.model_adapter.pages import page_row
 from worldpager.pager.eviction import Nearness
@@ -24,7 +26,7 @@ from worldpager.prefetch.controls import Walker
 from worldpager.prefetch.geometric import ActionDistance
 from worldpager.prefetch.keys import StoredRow, Vector
 from worldpager.prefetch.poses import Floats
-from worldpager.prefetch.ranking import key_kind
+from worldpager.prefetch.ranking import Candidates, key_kind
 from worldpager.prefetch.retrieval import get_policy
 from worldpager.prefetch.retriever import Retriever
 from worldpager.quant.shard import ChunkRecord
@@ -35,15 +37,14 @@ log = logging.getLogger("worldpager")
 class Recollection:
     """Knows the current rollout. For the model thread, but for what :meth:`plan` returns."""
 
-    def __init__(self, retrieval: str, spec: KVSpec, unit: KVSpec, *, rank_all: bool) -> None:
-        """``unit``: ``spec`` with units in the place of chunks; ``rank_all``: as in
-        :class:`Retriever`. Raises :class:`ConfigError` as :func:`get_policy`.
+    def __init__(self, retrieval: str, spec: KVSpec, unit: KVSpec) -> None:
+        """``unit``: ``spec`` with units in the place of chunks. Raises :class:`ConfigError` as
+        :func:`get_policy`.
         """
         self.policy = get_policy(retrieval, spec.heads)
         self.epoch = 0
         """Of the prompt that the chunk being generated is made under."""
         self._spec, self._unit = spec, unit
-        self._rank_all = rank_all
         self._kind = key_kind(self.policy)
         self._walker: Walker | None = None
         self._prompts: dict[int, Vector] = {}
@@ -70,7 +71,6 @@ class Recollection:
             k=self._unit.retrieve_chunks,
             sink=self._spec.sink_chunks,
             recent=self._spec.recent_chunks,
-            rank_all=self._rank_all,
             pages=self.pages,
             resident=resident,
         )
@@ -147,6 +147,23 @@ class Recollection:
         """A chunk begins: what was switched to holds."""
         self.epoch, self._switched = self.next_epoch, False
 
+    # ---- going on elsewhere --------------------------------------------------------------------
+
+    def standing(self, *, begun: bool) -> dict[str, Any]:
+        """What a :class:`Bookmark` holds of this; ``begun`` as in :meth:`WorldMemory.bookmark`."""
+        walker = self._walker
+        pose = None if walker is None else walker.before if begun else walker.pose
+        return {"epoch": self.epoch, "pose": pose, "prompt": self._prompts.get(self.epoch)}
+
+    def stand(self, bookmark: Bookmark) -> None:
+        """Know again what ``bookmark`` holds."""
+        self.epoch, self._switched = bookmark.epoch, False
+        if bookmark.prompt is not None:
+            self._prompts[self.epoch] = bookmark.prompt
+            self.retriever.index.set_prompt(self.epoch, bookmark.prompt)
+        if self._walker is not None and bookmark.pose is not None:
+            self._walker.pose = self._walker.before = bookmark.pose
+
     # ---- a unit's life -------------------------------------------------------------------------
 
     def annex(self, k: torch.Tensor, position: float) -> Annex:
@@ -162,7 +179,7 @@ class Recollection:
         """A unit is stored."""
         self._note(record, annex.keys)
 
-    def choose(self, step: ChunkStep) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def choose(self, step: ChunkStep) -> tuple[tuple[int, ...], Candidates]:
         """As :meth:`Retriever.choose`."""
         return self.retriever.choose(step.chunk, step.poses, step.query, self.epoch)
 

@@ -1,8 +1,8 @@
 """The status of a memory on disk, beside its store: what ``worldpager status`` says of a run.
 
 Written in the background, so that no boundary waits for a disk; at once where the problems change,
-otherwise once a second at most; and a last time on closing. It is no part of the store: its loss
-costs nothing, so it is not synced, and it does not count against the disk cap (2 KiB).
+otherwise once a second at most; and a last time on closing. Its loss costs nothing, so it is not
+synced. The store keeps room for it under the disk cap, so it is never larger than was promised.
 """
 
 from __future__ import annotations
@@ -115,11 +115,7 @@ class Recorder:
             self._write(closed=True)
 
     def _write(self, *, closed: bool) -> None:
-        record = {
-            "recorded": time.time(), "owner": self._owner, "closed": closed,
-            "status": self._status().as_dict(),
-        }  # fmt: skip
-        content = json.dumps(record, indent=1).encode()
+        content = self._content(self._status().as_dict(), closed)
         path = self._session.folder / documents.STATUS
         try:
             try:
@@ -133,6 +129,26 @@ class Recorder:
             if not self._failing:
                 log.warning("the status cannot be recorded at %s: %s", path, error)
             self._failing = True
+
+    def _content(self, status: dict[str, Any], closed: bool) -> bytes:
+        """The record, its texts and then its counters cut where it would become too large."""
+        for cut in (status, _shortened(status), {"ok": status["ok"], "problems": [_TOO_LARGE]}):
+            record = {
+                "recorded": time.time(), "owner": self._owner, "closed": closed, "status": cut,
+            }  # fmt: skip
+            content = json.dumps(record, indent=1).encode()
+            if len(content) <= documents.STATUS_BYTES:
+                break
+        return content
+
+
+_TOO_LARGE = "there is more to tell than a record holds; see WorldMemory.status()"
+_TEXT = 60  # characters of a problem that remain where the record is too large
+
+
+def _shortened(status: dict[str, Any]) -> dict[str, Any]:
+    problems = [text[:_TEXT] + "…" * (len(text) > _TEXT) for text in status["problems"]]
+    return status | {"problems": problems, "background_error": "", "pin_reason": ""}
 
 
 def _replace(path: Path, content: bytes) -> None:

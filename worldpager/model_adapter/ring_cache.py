@@ -22,17 +22,27 @@ class RingCache:
     """:class:`FrontendCache` over the dicts of one cache list.
 
     ``lower``: called with the frames by which the frontend must lower the positions it computes
-    (its ``current_start``) from now on.
+    (its ``current_start``) from now on. ``sink_frames``, ``recent_frames``: what the model attends
+    to of its sink and recent chunks where that is less than whole chunks.
     """
 
     def __init__(
-        self, layers: Sequence[Mapping[str, Any]], spec: KVSpec, lower: Callable[[int], None]
+        self,
+        layers: Sequence[Mapping[str, Any]],
+        spec: KVSpec,
+        lower: Callable[[int], None],
+        *,
+        sink_frames: int | None = None,
+        recent_frames: int | None = None,
     ) -> None:
         if len(layers) != spec.layers:
             raise ConfigError(f"the cache has {len(layers)} layers, the spec says {spec.layers}")
         self.spec = spec
         self._layers = layers
         self._lower = lower
+        tokens = spec.tokens_per_frame
+        self._sink = (spec.sink_frames if sink_frames is None else sink_frames) * tokens
+        self._recent = (spec.recent_frames if recent_frames is None else recent_frames) * tokens
         self._starts: list[int] = []
 
     def read(self, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -44,8 +54,7 @@ class RingCache:
         return cache["k"][:, start:end], cache["v"][:, start:end]
 
     def open(self, tokens: Sequence[int]) -> None:
-        sink = self.spec.sink_frames * self.spec.tokens_per_frame
-        recent = self.spec.recent_frames * self.spec.tokens_per_frame
+        sink, recent = self._sink, self._recent
         self._starts = [sink + sum(tokens[:i]) for i in range(len(tokens) + 1)]
         for cache in self._layers:
             end = int(cache["local_end_index"])
@@ -73,7 +82,7 @@ class RingCache:
 
     def rebase(self, frames: int) -> None:
         rotation = self.spec.rope.temporal_rotation(-frames) if self.spec.rope else None
-        sink = self.spec.sink_frames * self.spec.tokens_per_frame
+        sink = self._sink
         for cache in self._layers:
             if rotation is not None:
                 rotation.apply_(cache["k"][:, sink : int(cache["local_end_index"])])

@@ -49,9 +49,9 @@ class Piece:
     rank: int = 0
 
 
-def piece_of(record: ChunkRecord, ranking: Sequence[int]) -> Piece:
+def piece_of(record: ChunkRecord, best: Sequence[int]) -> Piece:
     """What a window brings back with ``record``; one that stands in for a missed one ranks last."""
-    rank = ranking.index(record.chunk) if record.chunk in ranking else len(ranking)
+    rank = best.index(record.chunk) if record.chunk in best else len(best)
     return Piece(record.start_frame, record.frames, record.position, rank)
 
 

@@ -168,13 +168,12 @@ class Core:
         page = self.table.held(event.key, event.generation)
         assert page is not None and page.state is State.RESERVED
         old = self.table.pages.get(event.key)
-        if old is not None:
-            self._supersede(old)
-            page.rank = old.rank
-        elif event.key in self._given_up:
-            self._spill.delete(event.key, self._given_up.pop(event.key))
         self.table.move(page, "commit")
         self.table.pages[event.key] = page
+        if old is not None:
+            self._supersede(old, page)
+        elif event.key in self._given_up:
+            self._spill.outdated(event.key, self._given_up.pop(event.key))
         self._touch(page)
         if page.rank is not None:
             self._stage(page)
@@ -197,15 +196,14 @@ class Core:
         self.table.move(page, "adopt")
         self.table.pages[event.key] = page
 
-    def _supersede(self, old: Page) -> None:
-        """A newer generation is current: the old one must not be found again, here or on NVMe."""
-        stored = old.state in (State.CLEAN, State.STORED, State.LOADING)
+    def _supersede(self, old: Page, page: Page) -> None:
+        """``page`` is current in the place of ``old``, also for a flush that waits for it."""
+        page.rank, page.flushing = old.rank, old.flushing
+        if old.state in (State.CLEAN, State.STORED, State.LOADING):
+            self._spill.outdated(old.key, old.generation)
         self._room.unstage(old)
-        self._spill.flush_is_done_with(old)
         self.table.forget(old)
         self._out.append(ev.Progress())
-        if stored:
-            self._spill.delete(old.key, old.generation)
 
     # ---- windows -------------------------------------------------------------------------------
 

@@ -139,7 +139,9 @@ class WriteDone:
 
 @dataclass(frozen=True, slots=True)
 class WriteFailed:
-    """Nothing of this generation was published; the bytes in DRAM are untouched."""
+    """This generation is not durable: the file is the older one, if there was one, or of this one
+    but may not outlast a power cut. The bytes in DRAM are untouched.
+    """
 
     key: ChunkKey
     generation: int
@@ -148,7 +150,7 @@ class WriteFailed:
 
 @dataclass(frozen=True, slots=True)
 class DeleteDone:
-    """The superseded file is gone."""
+    """The file is gone."""
 
     key: ChunkKey
     generation: int
@@ -156,7 +158,7 @@ class DeleteDone:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFailed:
-    """The superseded file is still there; the core asks again later."""
+    """The file is still there; the core asks again later."""
 
     key: ChunkKey
     generation: int
@@ -251,7 +253,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Remove the stored file of a superseded generation, report."""
+    """Remove the file of this generation, or of an older one, if there is any; report."""
 
     key: ChunkKey
     generation: int

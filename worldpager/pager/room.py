@@ -120,6 +120,7 @@ class Room:
         self._table.move(page, "drop")
         self._table.let_go(page)
         del self._table.pages[page.key]
+        self._spill.clear(page.key)
         self.lose(page.key, self._spill.trouble or PRESSURE)
 
     def spoil(self, page: Page) -> None:
@@ -133,6 +134,7 @@ class Room:
             self.unstage(page)
             self._spill.flush_is_done_with(page, failed=True)
             self._table.forget(page)
+            self._spill.clear(page.key)
             self.lose(page.key, SPOILED)
 
     def unstage(self, page: Page) -> None:

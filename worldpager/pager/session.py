@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from worldpager.errors import BackgroundError, ClosedError, StoreError
+from worldpager.errors import BackgroundError, ClosedError
 from worldpager.pager.core import Core
 from worldpager.pager.pool import MemoryPool
 from worldpager.pager.runtime import Pager
@@ -47,13 +47,7 @@ class StreamFiles:
         self._identity = store.spec.identity(stream)
 
     def write(self, chunk: int, image: Bytes) -> None:
-        try:
-            self._store.write(chunk, image, self._stream)
-        except StoreError:
-            # If only the last sync failed the file is there, and nobody would know of it.
-            with suppress(StoreError):
-                self._store.delete(chunk, self._stream)
-            raise
+        self._store.write(chunk, image, self._stream)
 
     def read(self, chunk: int, generation: int, out: Bytes) -> None:
         self._store.read(chunk, out, self._stream)

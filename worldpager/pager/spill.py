@@ -1,8 +1,11 @@
-"""The core's half that changes the disk: write-back, flush, and the removal of superseded files.
+"""The core's half that changes the disk: write-back, flush, and the removal of outdated files.
 
 As pure as the core it belongs to. At most one write or delete of a name is under way, so a file is
 never removed that was written after its removal was decided. Of the dirty chunks those are written
 first that a flush waits for, then those whose writes failed least, then the coldest.
+
+The file of an older generation stays until the write of the current one replaces it, so that a kill
+in between finds what was durable before. It is removed where the current one leaves unwritten.
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def backoff(attempts: int) -> int:
 
 
 class Spill:
-    """Moves dirty chunks to NVMe and keeps superseded files from staying there."""
+    """Moves dirty chunks to NVMe and keeps outdated files from staying there."""
 
     def __init__(
         self,
@@ -53,11 +56,12 @@ class Spill:
         self._tick = 0
         self._failed = 0  # writes, in a row
         self._write_after = 0  # tick before which no write is tried
-        self._delete_after = 0  # the same for what resisted its removal
+        self._clear_after = 0  # the same for files that resisted their removal
         self._flushing = False
         self._flush_failed: list[ChunkKey] = []
         self._busy: set[ChunkKey] = set()  # a write or delete of this name is under way
-        self._undeleted: dict[ChunkKey, int] = {}  # superseded files that resisted their removal
+        self._outdated: dict[ChunkKey, int] = {}
+        """Names that may have a file which no page counts: newest generation it can be of."""
 
     @property
     def busy(self) -> bool:
@@ -72,9 +76,9 @@ class Spill:
     def tick(self) -> None:
         """Time passes: what resisted its removal is tried again."""
         self._tick += 1
-        if self._tick >= self._delete_after:
-            for key in [k for k in self._undeleted if k not in self._busy]:
-                self.delete(key, self._undeleted.pop(key))
+        if self._tick >= self._clear_after:
+            for key in list(self._outdated):
+                self.clear(key)
 
     # ---- writing -------------------------------------------------------------------------------
 
@@ -121,10 +125,10 @@ class Spill:
         if self.trouble:
             self.trouble = ""
             self._emit(ev.Health(""))
-        self._undeleted.pop(page.key, None)  # the new file replaced it
         if page.obsolete:
-            self.delete(page.key, page.generation)
+            self.outdated(page.key, page.generation)
         else:
+            self._outdated.pop(page.key, None)  # the new file replaced it
             page.attempts = 0
             self.flush_is_done_with(page)
 
@@ -137,6 +141,7 @@ class Spill:
             self.trouble = event.reason
             self._emit(ev.Health(event.reason))
         page.attempts += 1
+        self.outdated(page.key, page.generation)
         if self.broken:
             for unwritten in list(self._table.resident()):
                 self.flush_is_done_with(unwritten, failed=True)
@@ -152,12 +157,19 @@ class Spill:
 
     # ---- deleting ------------------------------------------------------------------------------
 
-    def delete(self, key: ChunkKey, generation: int) -> None:
-        """Remove the file of a superseded generation; a newer one is written only afterwards."""
-        assert key not in self._busy
-        self._busy.add(key)
-        self._stats.deletes += 1
-        self._emit(ev.Delete(key, generation))
+    def outdated(self, key: ChunkKey, generation: int) -> None:
+        """The file under this name, if there is one, is of ``generation`` or older and not what is
+        to stay there.
+        """
+        self._outdated[key] = generation
+        self.clear(key)
+
+    def clear(self, key: ChunkKey) -> None:
+        """Remove an outdated file, unless a current page is there to replace it."""
+        if key in self._outdated and key not in self._busy and key not in self._table.pages:
+            self._busy.add(key)
+            self._stats.deletes += 1
+            self._emit(ev.Delete(key, self._outdated.pop(key)))
 
     def delete_done(self, event: ev.DeleteDone) -> None:
         self._busy.discard(event.key)
@@ -165,8 +177,8 @@ class Spill:
     def delete_failed(self, event: ev.DeleteFailed) -> None:
         self._busy.discard(event.key)
         self._stats.write_failures[event.reason] += 1
-        self._undeleted[event.key] = event.generation
-        self._delete_after = self._tick + LONGEST_BACKOFF
+        self._outdated[event.key] = event.generation
+        self._clear_after = self._tick + LONGEST_BACKOFF
 
     # ---- flush ---------------------------------------------------------------------------------
 

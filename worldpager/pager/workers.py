@@ -35,7 +35,9 @@ class ChunkFiles(Protocol):
     """Where one stream's chunks are read and written; called from the worker threads."""
 
     def write(self, chunk: int, image: Bytes) -> None:
-        """Publish ``image`` durably, or raise :class:`StoreError` with nothing published."""
+        """Publish ``image`` durably in the place of an older one, or raise :class:`StoreError`:
+        then the older one is there, or this one, whole.
+        """
 
     def read(self, chunk: int, generation: int, out: Bytes) -> None:
         """Fill ``out`` with the image of that generation of ``chunk``, checked whole.
@@ -149,7 +151,7 @@ class Workers:
         except Exception as error:
             if "delete" not in self._warned:
                 self._warned.add("delete")
-                log.warning("a replaced file cannot be removed: %s; trying again later", error)
+                log.warning("an outdated file cannot be removed: %s; trying again later", error)
             return ev.DeleteFailed(job.key, job.generation, _reason("delete", error))
         return ev.DeleteDone(job.key, job.generation)
 

@@ -41,8 +41,8 @@ class Stale:
 class Nearest:
     """The wanted chunks that are resident, filled up with the nearest resident others.
 
-    As many chunks as were wanted, as far as there are any. The distance to the ideal set is a
-    sixth to a sixteenth of what the previous set gives, and it does not age.
+    As many chunks as were wanted, as far as there are any. It does not age, as the previous set
+    does, and makes better pictures (docs/retrieval.md).
     """
 
     name = "nearest"
@@ -79,7 +79,7 @@ class Wait:
 
 
 _POLICIES: dict[str, type[Stale] | type[Nearest] | type[Wait]] = {
-    policy.name: policy for policy in (Stale, Nearest, Wait)
+    policy.name: policy for policy in (Nearest, Stale, Wait)
 }
 
 

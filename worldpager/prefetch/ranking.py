@@ -7,9 +7,9 @@ whatever is said of chunks here holds for units.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, overload
 
 import numpy as np
 
@@ -62,6 +62,38 @@ class Selection:
         """The first k of a ranking, or all where there are fewer."""
         ids = tuple(ranking.ids[:k].tolist())
         return cls(tuple(sorted(ids)), ids, tuple(ranking.distances[:k].tolist()))
+
+
+class Candidates(Sequence[int]):
+    """All candidates, best first, of which only ``first`` are ranked until somebody looks further.
+
+    A window that has what it wants needs no more, and ordering 10,000 takes longer than finding the
+    best of them.
+    """
+
+    def __init__(self, first: tuple[int, ...], every: Callable[[], Sequence[int]]) -> None:
+        """``every``: ranks all of them; called once, where the others are looked at."""
+        self.first = first
+        self._rank = every
+        self._every: Sequence[int] | None = None
+
+    def _all(self) -> Sequence[int]:
+        if self._every is None:
+            self._every = self._rank()
+        return self._every
+
+    def __len__(self) -> int:
+        return len(self._all())
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> Sequence[int]: ...
+    def __getitem__(self, at: int | slice) -> int | Sequence[int]:
+        return self._all()[at]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._all())
 
 
 class RetrievalPolicy(Protocol):

@@ -15,9 +15,9 @@ from worldpager.prefetch.keys import StoredRow, Vector
 from worldpager.prefetch.planner import EXTRA, PrefetchPlanner
 from worldpager.prefetch.poses import Floats, place_of
 from worldpager.prefetch.ranking import (
+    Candidates,
     Query,
     RetrievalPolicy,
-    Selection,
     candidate_range,
     needs_query,
     prefers_resident,
@@ -29,9 +29,8 @@ NOWHERE = (0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 1.0)
 
 class Retriever:
     """Chooses ``k`` units a window. ``sink``, ``recent``: finished chunks that every window shows
-    anyway. ``rank_all``: hand out all candidates in order, for a fallback that needs them.
-    ``pages``: units that a chunk is stored in. ``resident``: asked for the units in the DRAM pool
-    where the policy prefers them.
+    anyway. ``pages``: units that a chunk is stored in. ``resident``: asked for the units in the
+    DRAM pool where the policy prefers them.
 
     :meth:`plan` may run on another thread than the rest.
     """
@@ -43,7 +42,6 @@ class Retriever:
         k: int,
         sink: int,
         recent: int,
-        rank_all: bool = False,
         pages: int = 1,
         resident: Callable[[], Iterable[int]] = tuple,
     ) -> None:
@@ -53,7 +51,6 @@ class Retriever:
         self._policy = policy
         self._k, self._pages = k, pages
         self._sink, self._recent = sink * pages, recent * pages
-        self._count = None if rank_all else k
         self._resident = resident
         self._planner = PrefetchPlanner(
             policy, k=k, sink=self._sink, recent=self._recent, extra=EXTRA * pages, pages=pages
@@ -90,19 +87,24 @@ class Retriever:
         poses: Floats | None,
         keys: Vector | None = None,
         epoch: int = 0,
-    ) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    ) -> tuple[tuple[int, ...], Candidates]:
         """The retrieval set of ``chunk`` in time order, and its candidates, best first.
 
         ``poses``: ``[frames, 4, 4]`` of the chunk, or ``None`` without a camera; ``keys``: its mean
         query; ``epoch``: that of its prompt.
         """
         if self._k == 0:
-            return (), ()
+            return (), Candidates((), tuple)
         query = Query(None if poses is None else place_of(poses), keys, epoch)
         candidates = candidate_range(chunk * self._pages, self._sink, self._recent)
-        self.preferred = tuple(sorted(self._held()))
-        ranking = self._policy.rank(self.index, query, candidates, self._count, self.preferred)
-        return Selection.best(ranking, self._k).chunks, tuple(ranking.ids.tolist())
+        held = self.preferred = tuple(sorted(self._held()))
+
+        def rank(count: int | None) -> tuple[int, ...]:
+            found = self._policy.rank(self.index, query, candidates, count, held)
+            return tuple(found.ids.tolist())
+
+        best = rank(self._k)
+        return tuple(sorted(best)), Candidates(best, lambda: rank(None))
 
     def plan(
         self,

@@ -60,7 +60,7 @@ class Inputs(BaseModel):
     pruning: str = "none"
     tokens_kept: float = 1.0
     eviction: str = "redundant"
-    on_miss: str = "stale"
+    on_miss: str = "nearest"
     read_limit: int | None = None
     write_limit: int | None = None
     chunk_time: float | None = None

@@ -74,7 +74,7 @@ class SimConfig:
     recent_chunks: int = 1
     retrieval: str = "camera"
     eviction: str | EvictionPolicy = "redundant"
-    on_miss: str = "stale"
+    on_miss: str = "nearest"
     pressure: Pressure = "block"
     write_back: WriteBack | None = None
     read_limit: int | None = None
@@ -152,7 +152,6 @@ class Simulator:
             k=config.retrieve,
             sink=config.sink_chunks,
             recent=config.recent_chunks,
-            rank_all=config.on_miss == "nearest",
             resident=lambda: [page.key.chunk for page in self.core.table.resident()],
         )
         self._policy = (

@@ -28,6 +28,8 @@ from worldpager.tiers.spec import FORMAT_VERSION, StoreSpec
 DOCUMENT = "zarr.json"
 STATUS = ".worldpager.status.json"
 """What a run says of itself while it lasts; beside the lock, where no Zarr reader looks."""
+STATUS_BYTES = 2048
+"""Most that a status takes."""
 MAX_DOCUMENT = 1 << 20
 """Bytes beyond which a document is not read: ours have a few thousand."""
 

@@ -37,6 +37,7 @@ class Metadata:
     def __init__(self, io: IOBackend, root: Path, spec: StoreSpec) -> None:
         self._io, self._root, self._spec = io, root, spec
         self._base = _DOCUMENTS + len(documents.group_bytes(spec.document(), {}))
+        self._base += 2 * documents.STATUS_BYTES  # a new one lies beside the old one for a moment
         self._base += len(spec.streams) * len(documents.kv_array_bytes(spec, MAX_CHUNKS))
         self._lock = threading.Lock()
         self._rooms: dict[str, int] = {}  # by stream: chunk ids that its array's document covers

@@ -59,9 +59,9 @@ def reproduce(lab: Lab) -> Reproduction:
         notes=[
             "The paper gives a figure without numbers: prefetched, a median of 0 down to 0.25 GB/s "
             "with a P99 above 0; on demand, a stall at every bandwidth.",
-            "'waits' waits for what is late, as the closed form assumes; 'never waits' is "
-            "WorldPager's default, which serves the previous set instead and says so: its stalls "
-            "are 0 by rule, and what it costs is the count of stale windows.",
+            "'waits' waits for what is late, as the closed form assumes; 'never waits' serves the "
+            "previous set instead, as published, and says so: its stalls are 0 by rule, and what "
+            "it costs is the count of stale windows.",
             "Marks in the figure: 'predicted' is the closed form with one new chunk a step, "
             "'foreseen for here' the simulator with this machine's codec, run before the "
             "measurement. This processor encodes and decodes while the disk reads, so its chunks "

@@ -110,7 +110,7 @@ class Case:
     codec: str = "int4"
     retrieve: int = 3
     eviction: str = "lru"
-    on_miss: str = "stale"
+    on_miss: str = "stale"  # as published; WorldPager's own default is another
     prefetch: bool = True
     read_bandwidth: float | None = None
     write_bandwidth: float | None = None
