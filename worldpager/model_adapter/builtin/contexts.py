@@ -48,7 +48,8 @@ def visible_chunks(rng: np.random.Generator, batch: int) -> Masks:
     for sample, target in zip(*np.nonzero(rng.random((batch, CHUNKS)) < 0.12), strict=True):
         seen[sample, target, 1 : target - 1] = False
         seen[sample, target, max(0, target - 1)] = True
-    return seen & np.tri(CHUNKS, k=-1, dtype=bool)
+    seen &= np.tri(CHUNKS, k=-1, dtype=bool)
+    return seen
 
 
 def kept_tokens(rng: np.random.Generator, batch: int, config: ModelConfig) -> Masks:
