@@ -15,7 +15,7 @@ README = Path(__file__).parent.parent / "README.md"
 
 def test_the_integration_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    code, sharing = re.findall(
+    _, code, sharing = re.findall(
         r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
     )
     code = code.replace("layers=30", "layers=1").replace("heads=12", "heads=1")

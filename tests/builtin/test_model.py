@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from worldpager.errors import WorldPagerError
-from worldpager.model_adapter.builtin.layers import rope_angles, rotate
+from worldpager.model_adapter.builtin.contexts import CHUNKS, attention_masks
+from worldpager.model_adapter.builtin.layers import Beside, rope_angles, rotate
 from worldpager.model_adapter.builtin.model import (
     LayerCache,
     ModelConfig,
@@ -16,7 +17,6 @@ from worldpager.model_adapter.builtin.model import (
 )
 from worldpager.model_adapter.builtin.pipeline import RolloutPipeline
 from worldpager.model_adapter.builtin.recall import ExactMemory, moved_in_time, turning_path
-from worldpager.model_adapter.builtin.training import CHUNKS, attention_masks
 
 TOKENS = ModelConfig().tokens_per_chunk
 
@@ -200,7 +200,7 @@ def test_a_misplaced_chunk_is_refused(model: WorldModel) -> None:
 
 def test_training_attends_as_the_cache_does(model: WorldModel) -> None:
     """Chunks side by side under masks, and one after the other through the cache, agree."""
-    seen = torch.ones(1, CHUNKS, CHUNKS).tril(-1).bool()
+    seen, kept = np.tri(CHUNKS, k=-1, dtype=bool)[None], np.ones((1, CHUNKS, TOKENS), bool)
     parts = [inputs(chunk) for chunk in range(CHUNKS)]
     frames = torch.cat([part[0] for part in parts], 1)
     poses = torch.cat([part[2] for part in parts], 1)
@@ -210,7 +210,7 @@ def test_training_attends_as_the_cache_does(model: WorldModel) -> None:
         torch.zeros(1, 2 * CHUNKS),
         poses.repeat(1, 2, 1, 1),
         places.repeat(1, 2),
-        attention_masks(seen, TOKENS),
+        Beside(attention_masks(seen, kept), torch.zeros(1, CHUNKS)),
     ).view(2, CHUNKS, 3, 3, 32, 32)
     cache = model.new_cache(1, CHUNKS * TOKENS)
     for chunk in range(CHUNKS):

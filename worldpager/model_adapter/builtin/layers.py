@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NotRequired, TypedDict
 
 import torch
@@ -27,6 +28,18 @@ class LayerCache(TypedDict):
     global_end_index: Tensor
     local_end_index: Tensor
     memory: NotRequired[Sequence[StoredKV]]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """How C chunks lie side by side in training, `[clean | noisy]`, instead of in a cache.
+
+    `masks`: for chunk i `[2 * B, 1, 1, (i + 1) * tokens]`, added to scores. `damage` `[B, C]`: what
+    storing does to a chunk's keys and values, as the ratio of error to value (root mean squares).
+    """
+
+    masks: Sequence[Tensor]
+    damage: Tensor
 
 
 def rope_angles(rows: int, pairs: int, theta: float) -> Tensor:
@@ -80,7 +93,7 @@ class SelfAttention(nn.Module):
         sin: Tensor,
         kv_cache: LayerCache | None = None,
         current_start: int = 0,
-        masks: list[Tensor] | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """x `[B, L, width]`; cos and sin `[B or 1, L, head_dim / 2]`; returns `[B, L, width]`."""
         batch, length, width = x.shape
@@ -92,10 +105,10 @@ class SelfAttention(nn.Module):
             # the same window gives the same bits in a ring of any size.
             k, v = self._append(kv_cache, k, v, current_start)
             mixed = self._attend(q, k, v, kv_cache.get("memory", ()))
-        elif masks is not None:
-            mixed = _side_by_side(q.to(v.dtype), k.to(v.dtype), v, masks)
+        elif beside is not None:
+            mixed = _side_by_side(q.to(v.dtype), k.to(v.dtype), v, beside)
         else:
-            raise TypeError("attention needs a cache or masks")
+            raise TypeError("attention needs a cache, or chunks side by side")
         projected: Tensor = self.out(mixed.reshape(batch, length, width))
         return projected
 
@@ -146,28 +159,43 @@ class SelfAttention(nn.Module):
         return cache["k"][:, window].float(), cache["v"][:, window].float()
 
 
-def _side_by_side(q: Tensor, k: Tensor, v: Tensor, masks: list[Tensor]) -> Tensor:
+def _side_by_side(q: Tensor, k: Tensor, v: Tensor, beside: Beside) -> Tensor:
     """Attention of `[clean | noisy]` chunks to the clean chunks before them and to themselves.
 
-    q, k, v `[B, 2 * C * tokens, H, D]`; masks: for chunk i of C `[2 * B, 1, 1, (i + 1) * tokens]`,
-    added to scores. Chunk by chunk, since under one mask two thirds of the scores would be wasted.
+    q, k, v `[B, 2 * C * tokens, H, D]`. A chunk sees its predecessor as it was made, as it would in
+    a window, and older ones as stored. Chunk by chunk, since under one mask two thirds of the
+    scores would be wasted.
     """
     batch, _, heads, channels = q.shape
-    chunks = len(masks)
+    chunks = len(beside.masks)
     q, k, v = (x.view(batch, 2, chunks, -1, heads, channels) for x in (q, k, v))
+    stored_k, stored_v = (damaged(x[:, :1], beside.damage) for x in (k, v))
     out = torch.empty_like(q)
-    for i, mask in enumerate(masks):
+    for i, mask in enumerate(beside.masks):
+        old = max(0, i - 1)
         keys, values = (
-            torch.cat([x[:, :1, :i].flatten(2, 3).expand(-1, 2, -1, -1, -1), x[:, :, i]], 2)
-            .flatten(0, 1)
-            .transpose(1, 2)
-            for x in (k, v)
+            torch.cat([stored[:, :, :old], x[:, :1, old:i]], 2)
+            .flatten(2, 3)
+            .expand(-1, 2, -1, -1, -1)
+            for stored, x in ((stored_k, k), (stored_v, v))
+        )
+        keys, values = (
+            torch.cat([context, x[:, :, i]], 2).flatten(0, 1).transpose(1, 2)
+            for context, x in ((keys, k), (values, v))
         )
         # By hand: the fused kernel's backward is five times slower on so few queries.
         query = q[:, :, i].flatten(0, 1).transpose(1, 2) * channels**-0.5
         mixed = torch.softmax(query @ keys.transpose(-1, -2) + mask, dim=-1).to(v.dtype) @ values
         out[:, :, i] = mixed.transpose(1, 2).view(batch, 2, -1, heads, channels)
     return out
+
+
+def damaged(x: Tensor, damage: Tensor) -> Tensor:
+    """`[B, 1, C, tokens, H, D]` with Gaussian errors of relative size `damage` `[B, C]`."""
+    size = damage[:, None, :, None, None, None].to(x.dtype)
+    with torch.no_grad():
+        error = torch.randn_like(x) * x.square().mean(-1, keepdim=True).sqrt() * size
+    return x + error
 
 
 class Block(nn.Module):
@@ -196,12 +224,14 @@ class Block(nn.Module):
         sin: Tensor,
         kv_cache: LayerCache | None = None,
         current_start: int = 0,
-        masks: list[Tensor] | None = None,
+        beside: Beside | None = None,
     ) -> Tensor:
         """x `[B, L, width]`, level `[B, G, width]` for G equal groups of tokens."""
         shift1, scale1, gate1, shift2, scale2, gate2 = self.modulation(level).chunk(6, dim=-1)
         h = modulate(self.norm1(x), shift1, scale1)
-        h = self.self_attn(h, cos, sin, kv_cache=kv_cache, current_start=current_start, masks=masks)
+        h = self.self_attn(
+            h, cos, sin, kv_cache=kv_cache, current_start=current_start, beside=beside
+        )
         x = x + gated(h, gate1)
         h = self.mlp(modulate(self.norm2(x), shift2, scale2))
         return x + gated(h, gate2)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from worldpager.errors import PositionError
 from worldpager.model_adapter.builtin.config import ModelConfig
-from worldpager.model_adapter.builtin.layers import Block, LayerCache, modulate, rope_angles
+from worldpager.model_adapter.builtin.layers import Beside, Block, LayerCache, modulate, rope_angles
 from worldpager.model_adapter.builtin.rooms import HALF, camera_rays
 
 __all__ = ["LayerCache", "ModelConfig", "PositionError", "WorldModel", "denoise", "load_model"]
@@ -133,17 +133,17 @@ class WorldModel(nn.Module):
         return self.unembed(x, level)
 
     def denoise_copies(
-        self, x: Tensor, t: Tensor, poses: Tensor, positions: Tensor, masks: list[Tensor]
+        self, x: Tensor, t: Tensor, poses: Tensor, positions: Tensor, beside: Beside
     ) -> Tensor:
         """Training's forward, without a cache: clean and noisy copies of chunks side by side.
 
         x `[B, frames, 3, H, W]`; t `[B, G]`, one level for each of G equal runs of frames; poses
-        `[B, frames, 4, 4]`; positions int64 `[B, frames]`; masks: see `_side_by_side`.
+        `[B, frames, 4, 4]`; positions int64 `[B, frames]`.
         """
         cos, sin = self.rotation(positions)
         tokens, level = self.embed(x, t, poses)
         for block in self.blocks:
-            tokens = block(tokens, level, cos, sin, masks=masks)
+            tokens = block(tokens, level, cos, sin, beside=beside)
         return self.unembed(tokens, level)
 
     def rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,7 @@ from worldpager.model_adapter.builtin.rooms import random_colours, render_tables
 Floats = NDArray[np.float64]
 
 CHUNKS = 6
-"""Chunks of a sequence: sink, three retrieved, recent, current."""
+"""Chunks of a window: sink, three retrieved, recent, current."""
 FRAMES = 3
 REACH = 3.2
 """Cameras stay within this distance of the middle, along x and z, in units."""
@@ -22,7 +22,7 @@ REACH = 3.2
 
 @dataclass(frozen=True)
 class Scenes:
-    """A batch of sequences: frames `[B, 18, 3, H, W]` in [-1, 1], poses `[B, 18, 4, 4]`."""
+    """A batch of sequences: frames `[B, N, 3, H, W]` in [-1, 1], poses `[B, N, 4, 4]`."""
 
     frames: Tensor
     poses: Tensor
@@ -94,25 +94,25 @@ def near(rng: np.random.Generator, motion: Motion) -> Motion:
     return moved
 
 
-def rollout_like(rng: np.random.Generator) -> list[Motion]:
-    """Sink anywhere, three retrieved mostly near the current view, recent just before it."""
+def rollout_like(rng: np.random.Generator, chunks: int = CHUNKS) -> list[Motion]:
+    """Sink anywhere, retrieved mostly near the current view, recent just before it."""
     current = anywhere(rng)
     recent = current.after(-1)
     retrieved = [near(rng, current)]
-    for _ in range(2):
+    while len(retrieved) < chunks - 3:
         if rng.random() < 0.7:
             retrieved.append(near(rng, current.after(rng.uniform(-1.5, 1.5))))
         else:
             retrieved.append(near(rng, current) if rng.random() < 0.5 else anywhere(rng))
-    order = rng.permutation(3)
+    order = rng.permutation(len(retrieved))
     sink = near(rng, current) if rng.random() < 0.15 else anywhere(rng)
     return [sink, *(retrieved[i] for i in order), recent, current]
 
 
-def jumping(rng: np.random.Generator) -> list[Motion]:
+def jumping(rng: np.random.Generator, chunks: int = CHUNKS) -> list[Motion]:
     """Three of four chunks near an earlier one, the others a walk on or a jump."""
     out = [anywhere(rng)]
-    while len(out) < CHUNKS:
+    while len(out) < chunks:
         if rng.random() < 0.75:
             out.append(near(rng, out[rng.integers(len(out))]))
         else:
