@@ -3,6 +3,7 @@
 # make lint       ruff and mypy                                make format      apply ruff's format
 # make fuzz       every parser for SECONDS (60) each, or TARGET alone
 # make bench      benchmarks, each beside what it compares to  make clean       remove what make made
+# make bench-kernels  the codecs against copying and plain torch: docs/performance.md's table
 #
 # Each target makes .venv if it is missing and installs the package into it. PYTHON chooses the
 # interpreter, ARGS adds options to demo, test, test-slow and bench.
@@ -12,7 +13,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 ARGS   ?=
 
-.PHONY: demo test test-slow fuzz lint format bench clean
+.PHONY: demo test test-slow fuzz lint format bench bench-kernels clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -34,6 +35,9 @@ fuzz: $(VENV)/.installed-dev
 
 bench: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest benchmarks --benchmark-only $(ARGS)
+
+bench-kernels: $(VENV)/.installed-dev
+	$(BIN)/python benchmarks/kernels.py $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

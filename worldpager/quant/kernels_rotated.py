@@ -170,9 +170,9 @@ def encode_rotated(
 def get_rows(
     data: Any, at: Any, pitch: Any, lanes: Any, row_bytes: Any, strings: Any, packed: Any
 ) -> None:
-    """Inverse of :func:`put_rows`."""
+    """Inverse of :func:`put_rows`; behind each lane's bit string stands anything."""
     width = len(strings) // LANES
-    if lanes == LANES and row_bytes == width:
+    if lanes == LANES and at + (LANES - 1) * pitch + width <= len(data):
         for i in range(0, width // 4, LANES):
             transpose(data, at + i * 4, pitch, packed, i * LANES, LANES)
         return
