@@ -262,6 +262,7 @@ def test_a_boundary_beside_another_one_is_refused(tmp_path: Path) -> None:
         world.memory.flush()
         go_on.set()
         thread.join(30)
+        world.begun = 20
         world.last = world.last.__class__(world.memory.last.retrieved, False, "")
         world.check(20)
         world.write(20)
