@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import numpy as np
+from steady import steadied  # beside this file
 
 from worldpager.cli.frontends import synthetic_rollout
 from worldpager.cli.measuring import measure_disk
@@ -215,8 +216,9 @@ def register(folder: Path, cells: Iterable[Cell]) -> None:
     making = folder / "predictions.tmp"
     making.mkdir()
     for cell in cells:
-        path = poses_of(cell)
-        prediction = predict(inputs_of(cell, path), path, machine, hosts[cell.model, cell.codec])
+        path, host = poses_of(cell), hosts[cell.model, cell.codec]
+        inputs = steadied(inputs_of(cell, path), path, machine, host)
+        prediction = predict(inputs, path, machine, host)
         write_prediction(prediction, making / f"{cell.name}.json")
     making.rename(predictions)
 
@@ -261,8 +263,8 @@ def run_all(folder: Path, cells: Iterable[Cell], minutes: float) -> None:
         if time.monotonic() > deadline:
             return
         print(f"run {cell.name}: {cell}", flush=True)
-        path = poses_of(cell)
-        run_once(inputs_of(cell, path), path, target)
+        inputs = read_prediction(folder / "predictions" / f"{cell.name}.json").inputs
+        run_once(inputs, poses_of(cell), target)
 
 
 def _complete(folder: Path) -> bool:
@@ -350,10 +352,11 @@ def document(made: list[Result], planned: int, notes: str) -> str:
               "| --- " * 13 + "|"]  # fmt: skip
     for result, check in zip(made, checks, strict=True):
         cell, said, seen = result.cell, result.said, result.seen
+        bandwidth = _bandwidth(result.prediction.inputs)
         missed = ", ".join(name for name, met in check.items() if met is False)
         lines.append(
             f"| {cell.name} | {cell.model} | {cell.codec} | {cell.path} | "
-            f"{_both(said.spill_chunk, seen.spill_chunk)} | {cell.bandwidth:g} | {cell.mode} | "
+            f"{_both(said.spill_chunk, seen.spill_chunk)} | {bandwidth:.3g} | {cell.mode} | "
             f"{_both(said.first_read_chunk, seen.first_read_chunk)} | "
             f"{said.stall_ms:.0f} / {seen.stall_ms:.0f} | "
             f"{_both(said.bytes_read, seen.bytes_read)} | "
@@ -361,6 +364,12 @@ def document(made: list[Result], planned: int, notes: str) -> str:
             f"{_both(said.stale_windows, seen.stale_windows)} | {missed} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def _bandwidth(inputs: Inputs) -> float:
+    """In chunks per chunk's compute time."""
+    stored = chunk_bytes(get_preset(inputs.model), get_codec(inputs.codec)).stored
+    return (inputs.read_limit or 0) * CHUNK_TIME / stored
 
 
 def _both(said: int | None, seen: int | None) -> str:
