@@ -55,6 +55,21 @@ def test_known_controls_and_a_given_start_are_followed():
     assert np.allclose(walker.walk(rows(STILL, 0.1)), ahead[1])
 
 
+def test_a_chunk_walked_again_leads_to_the_same_place():
+    walker, once = Walker(ActionScale(), 3), Walker(ActionScale(), 3)
+    for chunk, (control, times) in enumerate(
+        [(rows(FORWARD), 1), (rows(FORWARD, 0.1), 3), (rows(STILL, 0.2), 2)]
+    ):
+        want = once.walk(control, chunk)
+        for _ in range(times):
+            assert np.array_equal(walker.walk(control, chunk), want)
+        assert np.array_equal(walker.before, once.before)
+    for mine, theirs in zip(
+        walker.branches(rows(FORWARD), 4), once.branches(rows(FORWARD), 4), strict=True
+    ):
+        assert np.array_equal(mine, theirs), "habits count a chunk once"
+
+
 def test_a_walker_that_is_refused_stays():
     walker = Walker(ActionScale(), 3)
     walker.walk(rows(FORWARD))

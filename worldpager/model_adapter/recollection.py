@@ -113,12 +113,12 @@ class Recollection:
             self._walker.check(step.control)
 
     def walked(self, step: ChunkStep) -> ChunkStep:
-        """``step`` with poses made from its controls, where the policy goes by them. The walker
-        goes there, so once a chunk. Raises :class:`ConfigError` for controls that cannot be walked.
+        """``step`` with poses made from its controls, where the policy goes by them; the walker
+        goes there. Raises :class:`ConfigError` for controls that cannot be walked.
         """
         if self._walker is None:
             return step
-        poses = self._walker.walk(step.control)
+        poses = self._walker.walk(step.control, step.chunk)
         return replace(step, poses=poses, poses_ahead=self._walker.ahead(step.control))
 
     # ---- prompts -------------------------------------------------------------------------------

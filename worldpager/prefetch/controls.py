@@ -38,20 +38,24 @@ class Walker:
         self.before: Floats = self.pose
         """The same before that chunk."""
         self._habits = Habits()
+        self._walked: int | None = None
 
     def check(self, control: Mapping[str, Any]) -> None:
         """Raise :class:`ConfigError` where :meth:`walk` or :meth:`ahead` would."""
-        self._integrated(self._start(control), control)
+        self._integrated(self._start(control, self.pose), control)
         self.ahead(control)
 
-    def walk(self, control: Mapping[str, Any]) -> Floats:
+    def walk(self, control: Mapping[str, Any], chunk: int | None = None) -> Floats:
         """The latent poses `[frames, 4, 4]` of the chunk that ``control`` drives; the walker goes
-        there. Raises :class:`ConfigError` for missing or malformed controls, and stays then.
+        there. The same ``chunk`` again, as after a failed boundary, starts where it did before.
+        Raises :class:`ConfigError` for missing or malformed controls, and stays then.
         """
-        start = self._start(control)
+        again = chunk is not None and chunk == self._walked
+        start = self._start(control, self.before if again else self.pose)
         latents, end = self._integrated(start, control)
-        self._habits.see(_last_row(control))
-        self.before, self.pose = start, end
+        if not again:
+            self._habits.see(_last_row(control))
+        self.before, self.pose, self._walked = start, end, chunk
         return latents
 
     def ahead(self, control: Mapping[str, Any]) -> list[Floats]:
@@ -75,9 +79,9 @@ class Walker:
             out.append(latent_poses(frames))
         return out
 
-    def _start(self, control: Mapping[str, Any]) -> Floats:
+    def _start(self, control: Mapping[str, Any], here: Floats) -> Floats:
         if "start" not in control:
-            return self.pose
+            return here
         start: Floats = as_poses(np.asarray(control["start"], dtype=np.float64)[None], "start")[0]
         return start
 
